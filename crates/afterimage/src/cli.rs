@@ -43,7 +43,7 @@ pub enum Command {
     /// Boot a real guest on served disks
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Guest(tools::Args),
-    /// Find out what a crash may leave, recover each such state, and check it
+    /// Enumerate the states that a crash may leave, recover and check them
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Explore(tools::Args),
     /// Simulate block traces on SSDs with different flash translation layers
@@ -62,7 +62,7 @@ pub struct Logging {
     /// Log more to stderr: -v for debug messages, -vv for everything. RUST_LOG overrides it
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     pub verbose: u8,
-    /// How log messages look: text or json
+    /// Format of log messages: text or json
     #[arg(
         long,
         value_enum,

@@ -62,7 +62,9 @@ pub fn start(options: &Logging, log: Log) {
     // Somebody else installed one before: in a test that is fine, and a program has only one call.
     drop(result);
     if refused {
-        tracing::warn!("RUST_LOG={asked} is not a filter and has no effect: write it as in debug, or info,afterimage=debug");
+        tracing::warn!(
+            "RUST_LOG={asked} is not a filter, and is ignored: write debug, or info,afterimage=debug"
+        );
     }
 }
 

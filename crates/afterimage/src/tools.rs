@@ -25,7 +25,7 @@ pub struct Args {
 pub fn run(args: &[OsString]) -> Failure {
     let Some(program) = find() else {
         return Failure::failed(format!(
-            "guest, explore, flash and trace are subcommands of {PROGRAM}, which is neither beside this program nor on the path: \
+            "guest, explore, flash and trace need {PROGRAM}, which is neither beside this program nor in PATH: \
              install it, or build it with ./x build"
         ));
     };

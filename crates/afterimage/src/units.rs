@@ -15,7 +15,7 @@ pub enum UnitError {
     #[error("{0} bytes are not a multiple of 512, the size of a sector")]
     NotSectors(u64),
     /// Zero where something is needed.
-    #[error("a size of 0 is of no use here: give at least 512 bytes")]
+    #[error("a size of 0 is too small: give at least 512 bytes")]
     Zero,
     /// Not a number with a known unit of time.
     #[error("`{0}` is not a duration: write a number with an optional unit ms, s, m or h, as in 50ms or 30s; without a unit it means seconds")]

@@ -85,7 +85,7 @@ impl Unread {
     }
 
     fn loss(&self, lines: u64) -> String {
-        let what = format!("{lines} lines of this log were left out: nobody read it");
+        let what = format!("{lines} lines of this log were dropped: its reader was too slow");
         match (self.format, self.priority) {
             (LogFormat::Text, "") => format!(" WARN {what}\n"),
             (LogFormat::Text, priority) => format!("{priority}{what}\n"),
@@ -152,7 +152,7 @@ mod tests {
         (&unread).write_all(b"more\n").unwrap();
         let bytes = bytes + reader.read(&mut read[bytes..]).unwrap();
         let said = String::from_utf8(read[..bytes].to_vec()).unwrap();
-        assert!(said.ends_with("lines of this log were left out: nobody read it\nmore\n"), "{said}");
+        assert!(said.ends_with("lines of this log were dropped: its reader was too slow\nmore\n"), "{said}");
         // A count may have found room where a line had not.
         let left_out = said.lines().filter_map(|found| found.strip_prefix(" WARN ")?.split(' ').next());
         let left_out: usize = left_out.map(|count| count.parse::<usize>().unwrap()).sum();

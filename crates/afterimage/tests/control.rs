@@ -221,7 +221,7 @@ fn what_a_pause_runs_does_not_outlive_it() {
     for (what, end) in EARLY {
         runs(what, "60s", nested, &|dir, daemon, _| end(dir, daemon), Some(1), "ended early");
     }
-    runs("its time", "2s", nested, &|_, _, _| (), Some(1), "was over first");
+    runs("its time", "2s", nested, &|_, _, _| (), Some(1), "ended first");
     runs("SIGTERM", "60s", nested, &|_, _, pause| send(pause, Signal::SIGTERM), Some(143), "");
     runs("SIGKILL", "60s", shell, &|_, _, pause| send(pause, Signal::SIGKILL), None, "");
     for (what, begun, dir, _daemon) in all {
@@ -490,7 +490,7 @@ fn two_images_that_would_be_one_file_while_they_are_copied_are_refused() {
             dir.path(),
             &["ctl", "c", "copy", "copies"],
             1,
-            &["copies/a.part would be the copy of one image"],
+            &["copies/a.part is the name of one image's copy"],
         );
         assert_eq!(std::fs::read_dir(dir.path().join("copies")).unwrap().count(), 0);
         daemon.terminate();

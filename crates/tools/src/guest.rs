@@ -16,9 +16,9 @@ pub struct Args {
 
 #[derive(Subcommand, Debug)]
 enum GuestCommand {
-    /// Boot a guest, run one command in it, and end with that command's status
+    /// Boot a guest, run one command in it, and exit with its status
     ///
-    /// The guest's root is the host's root file system with a private writable layer: the host's programs run inside.
+    /// The guest's root is the host's root file system with a private writable layer. The host's programs run inside.
     #[command(after_help = "Examples:\n  \
         afterimage guest run --disk /tmp/disk.sock -- sh -c 'mkfs.ext4 /dev/vda && mount /dev/vda /mnt && fio ...'\n  \
         afterimage guest run --vmm qemu --disk /tmp/a.sock --disk /tmp/b.sock -- lsblk")]

@@ -8,20 +8,19 @@ use serde::Serialize;
 
 use crate::failure::Failure;
 
-/// List the memory of retained journals, and remove what nobody needs
+/// List the memory of retained journals, and remove unused arenas
 ///
-/// Each arena is the memory of one image's retained journals. A daemon that was killed in the middle of an orderly end, or
-/// an image that was deleted, leaves one that nothing names; it takes memory until the host restarts.
+/// Each arena is the memory of one image's retained journals. A daemon killed during shutdown, or a deleted image, leaves
+/// an arena that nothing names. It takes memory until the host restarts.
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Where arenas are, as in `serve --arena`
+    /// Folder of the arenas, as in `serve --arena`
     #[arg(default_value = "/dev/shm")]
     folder: PathBuf,
-    /// Remove this arena. Refused while a daemon has it open, and while the image where it was is not complete without it
+    /// Remove this arena. Refused while a daemon has it open, and while its image is not complete without it
     #[arg(long, value_name = "FILE")]
     remove: Vec<PathBuf>,
-    /// With --remove: also where the image is not where it was, so that it cannot be told who needs the arena. What it holds
-    /// that is not home is given up
+    /// With --remove: also if the image was moved or deleted. Blocks that were not written back are lost
     #[arg(long, requires = "remove")]
     accept_loss: bool,
     /// Answer as JSON

@@ -11,9 +11,9 @@ use crate::failure::Failure;
 
 /// Check an image, its redo log and its retained journals, offline, without changing anything
 ///
-/// Says whether they belong together, whether every record of the log is whole, and whether what is retained can be
-/// recovered: whether `serve` would go on with it and the other images of its log. Exits with status 1 where it is not
-/// sound. The images must not be served meanwhile.
+/// Checks that they belong together, that every record of the log is whole, and that retained journals can be recovered.
+/// `serve` accepts what passes, the other images of the log included. Exit status 1: not sound. The images must not be
+/// served meanwhile.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The image, or its redo log

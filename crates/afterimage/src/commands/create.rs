@@ -9,7 +9,7 @@ use crate::units::{parse_disk_size, show_bytes};
 
 /// Create an empty disk image
 ///
-/// The image is raw and sparse: it takes space only as it is written. An existing file is never touched.
+/// The image is raw and sparse. An existing file is never overwritten.
 #[derive(clap::Args, Debug)]
 #[command(
     after_help = "Examples:\n  afterimage create disk.img 10G\n  afterimage create small.img 512M --json"
@@ -17,7 +17,7 @@ use crate::units::{parse_disk_size, show_bytes};
 pub struct Args {
     /// The image to create
     file: PathBuf,
-    /// Its size: a number with k, M, G, T, P or E for powers of 1024; without one, bytes
+    /// Size in bytes, or with k, M, G, T, P or E for powers of 1024
     #[arg(value_parser = parse_disk_size)]
     size: u64,
     /// Answer as JSON

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 
 /// Describe an image, its redo log and its retained journals without changing anything
 ///
-/// Says what the log and the retained journals hold, and whether the image may be copied as it is.
+/// Shows the content of the log and the retained journals, and whether the image alone may be copied.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The image, or its redo log
@@ -59,12 +59,10 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     if let (Some(found), true) = (free, image.log.is_none()) {
         image.advice = match &found.problem {
             None => format!(
-                "what its guest committed is still retained: a copy of the image alone lacks it; run `afterimage recover {}` \
-                 first",
+                "a copy of the image alone lacks commits that are still retained: run `afterimage recover {}` first",
                 args.file.display()
             ),
-            Some(_) => "it lacks what its guest had committed and not written home: use a backup, or go on without it \
-                        with --accept-loss"
+            Some(_) => "it lacks commits that were not written back: use a backup, or go on with --accept-loss"
                 .to_owned(),
         };
     }

@@ -44,24 +44,23 @@ const PANIC_STATUS: i32 = 101;
 
 /// Hold the guests' sockets while `serve` is restarted or upgraded
 ///
-/// Runs `serve`, which can then die or be replaced without the guests noticing more than a delay.
+/// Runs `serve`. The daemon can die or be replaced, and guests notice only a delay.
 ///
-/// SIGHUP hands over: the running daemon ends in order and a new one, from the program file as it is now, goes on with
-/// the same guests: an upgrade. Where that program refuses the options, nothing happens. SIGTERM and SIGINT end the
-/// daemon in order, and `keep` with it.
+/// SIGHUP upgrades: the daemon shuts down, and the current program file takes over its guests. If the new program refuses
+/// the options, nothing happens. SIGTERM and SIGINT shut down the daemon and `keep`.
 ///
-/// A daemon that ends by itself, as after `ctl stop`, ends `keep` with the same status; but while a guest is connected,
-/// one that fails leaves it waiting until SIGHUP starts the next one. A daemon that dies by a signal or crashes is
-/// started again with --restart; without it the guests wait, too.
+/// If the daemon ends, as after `ctl stop`, `keep` ends with its status. If it fails while a guest is connected, the guest
+/// waits until SIGHUP starts the next one. With --restart, a daemon that crashes or dies by a signal is started again.
+/// Without it guests wait for SIGHUP.
 ///
-/// -v and --log-format before the `--` are the daemon's, too, unless there are others behind it.
+/// -v and --log-format before the `--` also apply to the daemon, unless options behind it say otherwise.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Start the daemon again when it dies by a signal or crashes; after five quick failures in a row guests wait for SIGHUP
+    /// Restart a daemon that crashes or dies by a signal. After five quick failures in a row guests wait for SIGHUP
     #[arg(long)]
     restart: bool,
-    /// What to run: `serve` and its options
+    /// `serve` and its options
     #[arg(last = true, required = true, value_name = "serve OPTIONS")]
     pub command: Vec<OsString>,
 }
@@ -267,8 +266,8 @@ impl Keeping<'_> {
         self.quick_failures += 1;
         if self.quick_failures >= QUICK_FAILURES_MAX {
             let failure = Failure::failed(format!(
-                "the daemon died {QUICK_FAILURES_MAX} times in a row within {} s of its start, the last time by \
-                 {status}: look into its messages above",
+                "the daemon died {QUICK_FAILURES_MAX} times in a row within {} s of its start, last by {status}: \
+                 see its messages above",
                 QUICK.as_secs()
             ));
             if !self.keeper.holds_guests() {

@@ -8,7 +8,7 @@ use crate::tools;
 /// Write one manual page for the program and one for each subcommand
 #[derive(clap::Args, Debug)]
 pub struct Args {
-    /// Where the pages go
+    /// Folder of the pages
     folder: PathBuf,
 }
 

@@ -11,33 +11,31 @@ use crate::failure::Failure;
 
 /// Bring an image to its last consistent state, offline, and remove its redo log and its retained journals
 ///
-/// Complete records of the log go home, a torn end is dropped. Then what the guest had committed to retained journals
-/// goes home, and its journals are empty. Then each ext4 of it that a guest used with iJournaling and did not unmount is
-/// recovered: its journal is replayed, and what its i-transactions say becomes a part of it. `serve` does the same by itself, the last of it
-/// with --recover-ijournal; this is for using the image with other tools. Where the log, or what is retained of one of its
-/// images, cannot be recovered, nothing is touched. The images must not be served meanwhile.
+/// First, complete records of the log are written back, and a torn end is dropped. Then commits in retained journals are
+/// written back, and the journals are emptied. Last, each ext4 that a guest with iJournaling did not unmount is recovered:
+/// journal first, then i-transactions.
+///
+/// `serve` does the same, the last step with --recover-ijournal. This command is for using the image with other tools. If
+/// the log or a retained journal cannot be recovered, nothing is changed. The images must not be served meanwhile.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The image, or its redo log
     file: PathBuf,
-    /// Only say what would be done
+    /// Print what would be done, and change nothing
     #[arg(long)]
     dry_run: bool,
-    /// Go on where the redo log, or retained journals, are gone, or where somebody has changed the image since: what only
-    /// they held is given up. And where a sync failed and it cannot be told whether the host's cache is newer than storage: what
-    /// storage holds counts
+    /// Go on without a lost redo log or lost retained journals, or after the image was changed. Their content is lost.
+    /// After a failed sync: use what storage holds, not the page cache
     #[arg(long)]
     accept_loss: bool,
-    /// Take the image for the redo log's though its inode or its times say otherwise: it was moved from another file
-    /// system, or the clock was set back. Its size, and what is known of its content, still have to be right
+    /// Accept an image whose inode or times do not match the log: a moved image, or a clock set back. Its size and known
+    /// content must still match
     #[arg(long)]
     trust_image: bool,
-    /// Write what the redo log holds over the image though somebody has changed it since: a mount, a repair. File systems are to
-    /// be checked then
+    /// Apply the redo log although the image was changed since, by a mount or a repair. Check its file systems afterwards
     #[arg(long, conflicts_with = "accept_loss")]
     apply_anyway: bool,
-    /// Only write what the redo log holds of each image to files in this folder, and change nothing else: a sparse file with its
-    /// content, and a list of its ranges
+    /// Export the redo log into this folder, and change nothing else. Each image gets a sparse file and a list of ranges
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["dry_run", "accept_loss", "apply_anyway", "trust_image"])]
     export: Option<PathBuf>,
     /// Answer as JSON

@@ -44,7 +44,7 @@ fn check_kept(args: &Args, settings: &Settings) -> Result<(), Failure> {
     match &settings.trace {
         // The second daemon would find the first one's file, and its guests nobody.
         Some(path) if !has_process_id(path) => Err(Failure::usage(format!(
-            "{} {}: under `keep` each daemon writes a trace of its own: put %p, which becomes its process id, into the name",
+            "{} {}: under `keep` each daemon writes its own trace: put %p (the process id) into the name",
             place(args, "--trace", args.trace.is_some()),
             path.display()
         ))),

@@ -140,7 +140,7 @@ impl Client {
     fn parse(&mut self, text: &str) -> Result<Answer, Failure> {
         let answer = serde_json::from_str(text).map_err(|_| {
             Failure::failed(format!(
-                "{} answered something that is no answer of this version's daemon: use the afterimage that serves it",
+                "{} gave an answer that this version does not know: use the afterimage that serves it",
                 self.path.display()
             ))
         })?;

@@ -24,8 +24,8 @@ pub use protocol::{parse_request, Request, RequestError, LINE_BYTES_MAX};
 /// What may be lost of commits that a guest publishes on the control disk, in one sentence.
 pub fn published_promise() -> String {
     format!(
-        "commits that a guest publishes there (vext4 -o vma_exitless) survive it and its VMM; if VMM and daemon die together, \
-         at most {} ms of them are lost, the newest",
+        "published commits (vext4 -o vma_exitless) survive guest and VMM; if VMM and daemon die together, at most \
+         the last {} ms of them are lost",
         afterimage_control_disk::PUBLISHED_US_MAX / 1000
     )
 }

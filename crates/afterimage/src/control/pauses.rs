@@ -30,13 +30,13 @@ pub enum PauseError {
     #[error("writes are not paused: the pause has ended already")]
     NotHeld,
     /// It took too long to reach the point, or somebody else's pause was in the way.
-    #[error("the time for which writes may be held was over before the images were complete")]
+    #[error("the pause ended before the images were complete")]
     Late,
     /// The orderly end has begun.
     #[error("the daemon is ending: no pause begins any more")]
     Closed,
     /// See [`Pauses::give_way`].
-    #[error("a guest's device was stopped meanwhile, which waited for writes to go on: ask again")]
+    #[error("a guest's device was stopped meanwhile, and waited for the end of the pause: ask again")]
     GivenWay,
 }
 

@@ -364,7 +364,7 @@ impl Sessions {
             GiveWay::Resume => Action::Resume,
             GiveWay::LetGo => Action::LetGo,
         };
-        tracing::warn!("writes go on: a guest's device is stopped, which waited for the end of the pause");
+        tracing::warn!("the pause ends early: a guest's device is stopped, and waited for it");
         self.actions.push(action);
     }
 

@@ -95,7 +95,7 @@ pub fn announce(
     ))?;
     if let Some(disk) = &daemon.control_disk {
         print_line(&format!(
-            "control disk: {}: under every contract, what the guest's programs flush there survives a power cut",
+            "control disk: {}: its flushes survive a power cut under every contract",
             disk.socket.display()
         ))?;
         if !daemon.group.retained_disks().is_empty() {

@@ -33,7 +33,8 @@ pub struct CacheMeaning {
 
 /// Not one of QEMU's names.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is not a cache mode: QEMU's names are writeback, none, writethrough, directsync and unsafe; the contracts that have no QEMU name are chosen with --survives")]
+#[error("`{0}` is not a cache mode: use writeback, none, writethrough, directsync or unsafe, or choose a contract \
+  with --survives")]
 pub struct UnknownCacheMode(String);
 
 impl FromStr for CacheMode {

@@ -226,7 +226,7 @@ impl Opened {
             prepared.images().iter().map(|image| Readable::open(image)).collect::<Result<Vec<_>, _>>()?;
         if settings.journal.drop_journal {
             tracing::error!(
-                "UNSAFE, for measurements only: journal writes are DROPPED; do not serve anything that you want to keep"
+                "UNSAFE, for measurements only: journal writes are DROPPED; serve no data that you want to keep"
             );
         }
         let needs = file_needs(settings, &prepared)?;
@@ -483,8 +483,8 @@ impl Losses<'_> {
             if !self.deleted.contains(&path) {
                 tracing::error!(
                     path = %path.display(),
-                    "it was deleted while it is served: what it holds is gone when this daemon ends; copy it with `afterimage \
-                     ctl SOCKET pause -- cp /proc/PID/fd/N NEW` before that"
+                    "it was deleted while it is served, and is gone when this daemon ends: copy it first with \
+                     `afterimage ctl SOCKET pause -- cp /proc/PID/fd/N NEW`"
                 );
                 self.deleted.push(path);
             }
@@ -494,8 +494,8 @@ impl Losses<'_> {
             if !self.shortened.iter().any(|said| said == path) {
                 tracing::error!(
                     path = %path.display(),
-                    "it was shortened to {bytes} bytes while it is served: what was behind them is lost, and reads as zeros where \
-                     the guest has written farther behind; stop the guest and put a copy in its place"
+                    "it was shortened to {bytes} bytes while it is served: data behind them is lost; stop the \
+                     guest, and put a copy in its place"
                 );
                 self.shortened.push(path.to_owned());
             }
@@ -524,8 +524,8 @@ fn close(daemon: &Daemon, servers: Vec<Server>, ending: Ending) -> Result<(), Fa
         Closing::Clean => tracing::info!("closed in order"),
         Closing::LogKept { log_bytes } => tracing::warn!(
             log_bytes,
-            "everything is durable, but not all of it is home yet: the redo log stays beside the image; the next \
-             `serve` goes on from it, and `afterimage recover` makes the image a plain raw file"
+            "everything is durable, but the redo log still holds a part of it: the next `serve` continues from it, \
+             and `afterimage recover` makes the image a plain raw file"
         ),
     }
     Ok(())

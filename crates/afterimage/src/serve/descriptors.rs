@@ -52,8 +52,8 @@ pub fn prepare(settings: &Settings, kept: bool) -> Result<(), Failure> {
     let needed = needed(disks, queues, kept, settings.control_disk.is_some(), settings.journal.retain);
     match raise() {
         Some(limit) if limit < needed => Err(Failure::failed(format!(
-            "{disks} disks of {queues} queues may need {needed} open files, and this process may have {limit}: raise the \
-             limit (ulimit -Hn, LimitNOFILE=), or serve fewer disks or queues"
+            "{disks} disks of {queues} queues may need {needed} open files, and the limit is {limit}: raise it \
+             (ulimit -Hn, LimitNOFILE=), or serve fewer disks or queues"
         ))),
         _ => Ok(()),
     }

@@ -59,9 +59,7 @@ pub enum DiskSpecError {
         key: String,
     },
     /// Two ways to say where the guest connects.
-    #[error(
-        "--disk {file}: a guest connects at a `socket` or at an `fd`, not at both: leave one of the two out"
-    )]
+    #[error("--disk {file}: `socket` and `fd` exclude each other: leave one of the two out")]
     SocketAndFd {
         /// The disk's file.
         file: String,
@@ -244,8 +242,8 @@ mod tests {
             ("a,sokcet=x", "`sokcet` is not known"),
             ("a,socket=", "a path is needed"),
             ("a,socket=x,socket=y", "given twice"),
-            ("a,socket=x,fd=3", "not at both"),
-            ("a,fd=3,socket=x", "not at both"),
+            ("a,socket=x,fd=3", "exclude each other"),
+            ("a,fd=3,socket=x", "exclude each other"),
             ("a,fd=3,fd=3", "`fd` is given twice"),
             ("a,fd=-1", "descriptor number"),
             ("a,serial=", "1 to 20"),

@@ -120,8 +120,8 @@ fn listen(
             match SocketFile::adopt(path, made.as_deref()) {
                 Ok(file) => files.push(file),
                 Err(why) => tracing::warn!(
-                    "the socket {} of {what} {why}: a guest that is connected goes on, but no other one can connect until `keep` is \
-                     started anew",
+                    "the socket {} of {what} {why}: connected guests go on, but no other can connect until `keep` \
+                     is restarted",
                     path.display()
                 ),
             }

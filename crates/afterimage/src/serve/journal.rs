@@ -50,8 +50,8 @@ pub(super) fn options(args: &Args, config: &Config, contract: Contract) -> Resul
     options.vflush_at_truncation = args.vflush_at_truncation || config.vflush_at_truncation;
     if options.retain && contract == Contract::Power {
         return Err(Failure::usage(format!(
-            "{} {} does not go with `power`: choose --survives guest-crash (a power cut leaves the disk undefined) \
-             or --survives power-window=50ms (a power cut loses at most the last 50 ms of acknowledgements)",
+            "{} {} does not go with `power`: choose --survives power-window=50ms (a power cut loses at most the \
+             last 50 ms of acknowledgements) or --survives guest-crash (a power cut leaves the disk undefined)",
             place(args, "--journal", args.journal.is_some()),
             options.mode()
         )));
@@ -68,7 +68,7 @@ pub(super) fn options(args: &Args, config: &Config, contract: Contract) -> Resul
     };
     if let Some(place) = alone.into_iter().find_map(useless).filter(|_| !options.retain) {
         return Err(Failure::usage(format!(
-            "{place} says how journals are retained, and they are not: add --journal retain, or leave it out"
+            "{place} says how journals are retained: add --journal retain, or leave it out"
         )));
     }
     Ok(options)

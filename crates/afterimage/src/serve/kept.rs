@@ -92,8 +92,8 @@ pub(super) fn check(settings: &Settings, keep: &KeepHandle) -> Result<(), Failur
 /// A guest that is kept cannot go on.
 pub(super) fn refused(disk: &str, mistake: &str) -> Failure {
     Failure::failed(format!(
-        "the guest of {disk}, whose connection is kept, cannot go on: {mistake}; start the daemon with its disks as they were, \
-         or end `keep`, and with it the connection"
+        "the kept guest of {disk} cannot go on: {mistake}; start the daemon with its disks as they were, or end \
+         `keep` and the connection"
     ))
 }
 

@@ -116,7 +116,7 @@ impl Settings {
         let contract = match (survives, &meaning) {
             (Some(contract), Some(meaning)) if contract != meaning.contract => {
                 return Err(Failure::usage(format!(
-                    "{} {} promises `{}`, but {} asks for `{contract}`: leave one of the two out",
+                    "{} {} means `{}`, but {} asks for `{contract}`: leave one of the two out",
                     place("--cache", args.cache.is_some()),
                     cache.expect("it has a meaning"),
                     meaning.contract,
@@ -153,15 +153,15 @@ impl Settings {
         let mut warnings = Vec::new();
         if config.accept_loss {
             warnings.push(format!(
-                "{} = true holds at every start: journals that are retained later may be given up as well; take it out when it \
-                 has served its purpose, and write --accept-loss for one start",
+                "{} = true holds at every start, and may lose later journals too: take it out after this start, or \
+                 write --accept-loss for one start",
                 place("--accept-loss", false)
             ));
         }
         let log = args.log.clone().or(config.log);
         if let Some(log) = log.as_ref().filter(|log| !is_window(contract) && !log.exists()) {
             warnings.push(format!(
-                "{} {}: `{contract}` keeps no redo log, and there is none that an earlier contract left: it has no effect",
+                "{} {} has no effect: `{contract}` keeps no redo log, and no earlier one is there",
                 place("--log", args.log.is_some()),
                 log.display()
             ));
@@ -243,9 +243,7 @@ impl Settings {
     fn check_trace(&self, trace: &Path, place: &str) -> Result<(), Failure> {
         let refuse = |why: &str| Err(Failure::usage(format!("{place} {}: {why}", trace.display())));
         if trace.extension().is_some_and(|e| e == "gz") {
-            return refuse(
-                "a trace is written plain or, as FILE.zst, compressed with zstd; gzip is not written",
-            );
+            return refuse("a trace is written plain, or compressed as FILE.zst; gzip is not written");
         }
         if trace.file_name().is_none() {
             return refuse("this is not the name of a file");
@@ -267,7 +265,9 @@ impl Settings {
                 || identity(trace).is_some_and(|found| Some(found) == identity(&path))
         };
         if disks.chain(others).any(own) {
-            return refuse("this is an image, a log or a socket of the same daemon, or a place of theirs: name a file of its own");
+            return refuse(
+                "the daemon already uses this path for an image, a log or a socket: name another file",
+            );
         }
         Ok(())
     }
@@ -335,8 +335,8 @@ fn log_bytes_max(args: &Args, config: &Config, contract: Contract) -> Result<u64
     let at_odds = from_args || args.survives.is_none();
     if at_odds && !is_window(contract) {
         return Err(Failure::usage(format!(
-            "{place} bounds the redo log of power-window, and `{contract}` has none: add --survives power-window=50ms, or leave \
-             it out"
+            "{place} is for power-window's redo log, and `{contract}` has none: add --survives power-window=50ms, \
+             or leave it out"
         )));
     }
     Ok(bytes)
@@ -382,7 +382,7 @@ fn disks(
         // A file's socket is overridden; two on one command line are a mistake.
         if !args.disk.is_empty() && specs[0].socket.is_some() {
             return Err(Failure::usage(format!(
-                "--disk {} has a socket of its own, and --socket-path or --fd names another: leave one of the two out",
+                "--disk {} has its own socket, and --socket-path or --fd names another: leave one of the two out",
                 specs[0].file.display()
             )));
         }
@@ -397,8 +397,7 @@ fn disks(
         if let Some(spec) = specs.iter().find(|spec| spec.direct == Some(DirectMode::On)) {
             let disk = place(args, "--disk", !args.disk.is_empty());
             return Err(Failure::usage(format!(
-                "{disk} {}: direct=on does not go with `{contract}`, which keeps writes in the page cache until they \
-                 are synced: leave it out",
+                "{disk} {}: direct=on does not go with `{contract}`, which uses the page cache: leave it out",
                 spec.file.display()
             )));
         }

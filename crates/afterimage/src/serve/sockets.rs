@@ -94,7 +94,8 @@ pub fn check_path(path: &Path, what: &str) -> Result<(), Failure> {
     let length = path.as_os_str().len();
     if length > SOCKET_PATH_BYTES_MAX {
         return Err(Failure::usage(format!(
-            "the path of {what}, {}, has {length} bytes: a Unix socket's path has at most {SOCKET_PATH_BYTES_MAX}, choose a shorter one",
+            "the path of {what}, {}, has {length} bytes, and a Unix socket's at most {SOCKET_PATH_BYTES_MAX}: \
+             choose a shorter one",
             path.display()
         )));
     }
@@ -216,7 +217,7 @@ const STANDARD_STREAMS: std::ops::RangeInclusive<RawFd> = 0..=2;
 pub fn inherited(fd: RawFd) -> Result<Endpoint, Failure> {
     if STANDARD_STREAMS.contains(&fd) {
         return Err(Failure::usage(format!(
-            "--fd {fd}: descriptors 0 to 2 are the standard streams; pass the socket to the program under another number"
+            "--fd {fd}: descriptors 0 to 2 are the standard streams; pass the socket under another number"
         )));
     }
     let owned = take_fd(fd).ok_or_else(|| {

@@ -17,8 +17,8 @@ use afterimage_report::number::{show_bytes, show_ns, thousands};
 
 /// Run all FTLs on several traces, side by side
 ///
-/// Prints the study's tables: requests, traffic, erases, GC overhead, lifetime as the study's erase reduction and as
-/// the true ratio, write amplification and response times; reductions are against the baseline trace.
+/// Prints the study's tables: requests, traffic, erases, GC overhead, write amplification and response times. Lifetime is
+/// given as the study's erase reduction and as the true ratio. Reductions are against the baseline trace.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Example:\n  \
     afterimage flash compare --trace journal=j1.gz,j2.gz --trace ordered=o1.gz,o2.gz --baseline journal --html out.html")]
@@ -26,7 +26,7 @@ pub struct Args {
     /// A trace: FILE, or NAME=FILE[,FILE...] for files played together; repeat it for each
     #[arg(long, required = true, num_args = 1.., value_parser = Source::parse, value_name = "[NAME=]FILE[,FILE...]")]
     trace: Vec<Source>,
-    /// The trace that the others are compared with (default: the first)
+    /// Baseline trace (default: the first)
     #[arg(long, value_name = "NAME")]
     baseline: Option<String>,
     /// The FTLs (default: all)
@@ -35,7 +35,7 @@ pub struct Args {
     /// Runs at a time (default: one a processor)
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..), value_name = "N")]
     jobs: Option<u16>,
-    /// Write a report that is one self-contained page
+    /// Write a report as one self-contained HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Answer as JSON

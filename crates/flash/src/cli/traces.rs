@@ -118,7 +118,7 @@ pub struct ConvertArgs {
     /// The format to write: any that --format reads
     #[arg(long, value_parser = format, value_name = "FORMAT")]
     to: FormatChoice,
-    /// Where to; - is stdout
+    /// Output file; - is stdout
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Replace an existing file

@@ -20,8 +20,8 @@ const FAILED: u8 = 1;
 /// Recovered, but for i-transactions that could not be; asked with --check: recovery has to come first.
 const NOT_PLAIN: u8 = 3;
 
-/// Recovers an ext4 with iJournaling: its journal first, then its i-transactions; after that any ext4 mounts it. One without any is as
-/// a journal's replay leaves it. Exit status: 0 recovered, 3 recovered but for i-transactions that it names, 1 not.
+/// Recovers an ext4 with iJournaling: its journal first, then its i-transactions. Any ext4 driver mounts the result. An ext4
+/// without i-transactions gets a journal replay. Exit status: 0 recovered; 3 recovered except for the named i-transactions; 1 failed.
 #[derive(Parser)]
 #[command(
     version,
@@ -30,13 +30,13 @@ const NOT_PLAIN: u8 = 3;
     arg_required_else_help = true
 )]
 struct Options {
-    /// The image, or the block device, that the file system is on.
+    /// The image or block device with the file system.
     #[arg(required = true)]
     target: Option<PathBuf>,
-    /// Where it begins, in bytes.
+    /// Offset of the file system, in bytes.
     #[arg(long, default_value_t = 0, value_name = "BYTES")]
     offset: u64,
-    /// Say whether recovery has to come before a mount, and change nothing: exit status 0 no, 3 yes.
+    /// Change nothing; exit status 3 if a mount needs recovery first, else 0.
     #[arg(long)]
     check: bool,
     #[command(subcommand)]
@@ -45,14 +45,14 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make the file that holds the areas, once, while the file system is mounted.
+    /// Create the file that holds the areas, on a mounted file system.
     Areas {
-        /// Where it is mounted.
+        /// Mount point of the file system.
         mount_point: PathBuf,
-        /// How many areas; one for each CPU is best.
+        /// Number of areas; one for each CPU is best.
         #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(AREAS_MAX)))]
         areas: u32,
-        /// Blocks of each, of 4 KiB; all areas together have 16 GiB at most.
+        /// Blocks of 4 KiB in each area; all areas together have at most 16 GiB.
         #[arg(long, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(i64::from(AREA_BLOCKS_MIN)..=1 << 20))]
         blocks: u32,
     },

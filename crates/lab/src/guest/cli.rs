@@ -39,7 +39,7 @@ impl VmmChoice {
 /// What `afterimage guest run` takes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct RunOptions {
-    /// Which virtual machine monitor runs the guest
+    /// Virtual machine monitor
     #[arg(long, value_enum, default_value = "auto")]
     pub vmm: VmmChoice,
     /// A vhost-user-blk socket; the first is /dev/vda in the guest, the next /dev/vdb
@@ -54,10 +54,10 @@ pub struct RunOptions {
     /// Kill the guest after this many seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: u64,
-    /// Keep the folder with the console and the scripts, and say where it is
+    /// Keep the folder with console and scripts, and print its path
     #[arg(long)]
     pub keep: bool,
-    /// The command to run in the guest, as root, on the host's root file system with a private writable layer
+    /// Command to run in the guest, as root
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
 }

@@ -7,15 +7,15 @@ use afterimage_explore::record::mark_line;
 
 use afterimage::failure::Failure;
 
-/// Say from inside a recorded guest that the application has reached a state
+/// Mark a state of the application, inside a recorded guest
 ///
-/// From here on, a crash must leave the state of this name, or a later one. Call it when what makes the state has been
-/// acknowledged as durable: after the fsync, after the commit. It works in the command of `explore record` only.
+/// From here on, a crash must leave the state of this name, or a later one. Call it after the fsync or commit that makes
+/// the state durable. It works only in the command of `explore record`.
 #[derive(clap::Args, Debug)]
 #[command(after_help = "Examples:\n  \
     afterimage explore record --out w.afrec -- 'sqlite3 db < new.sql && afterimage explore mark new'")]
 pub struct Args {
-    /// The state: up to 100 bytes of printable text without quotes
+    /// Name of the state: up to 100 bytes of printable text without quotes
     name: String,
 }
 
@@ -23,9 +23,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<(), Failure> {
     let line = mark_line(&args.name).map_err(super::explain)?;
     let channel = std::env::var_os("AFTERIMAGE_REPORT").filter(|path| !path.is_empty()).ok_or_else(|| {
-        Failure::usage(
-            "there is nobody to tell: AFTERIMAGE_REPORT is not set; call this in the command of `explore record`",
-        )
+        Failure::usage("AFTERIMAGE_REPORT is not set: call this in the command of `explore record`")
     })?;
     let failed = |e| Failure::failed(format!("cannot report to {}: {e}", channel.to_string_lossy()));
     // Never created: a mistyped name must not become a file that nobody reads. One write, so that lines never mix.

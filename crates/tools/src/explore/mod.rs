@@ -16,11 +16,11 @@ use clap::Subcommand;
 use afterimage::failure::Failure;
 use afterimage::units::parse_duration;
 
-/// Find out what a crash may leave, recover each such state, and check it
+/// Enumerate the states that a crash may leave, recover and check them
 ///
-/// Record a workload in a real guest, then explore: every state that a crash could have left on storage is recovered (the
-/// daemon's own recovery, e2fsck, a mount by a real kernel) and checked. Without a subcommand a suite runs: the built-in
-/// workloads under every contract, and planted faults that have to be found.
+/// `record` runs a workload in a real guest. `run` recovers every state that a crash could leave on storage, and checks
+/// it. Recovery is the daemon's own, then e2fsck, then a mount by a real kernel. Without a subcommand a suite runs:
+/// built-in workloads under every contract, and planted faults that it must find.
 #[derive(clap::Args, Debug)]
 #[command(args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
 pub struct Args {

@@ -12,16 +12,16 @@ use super::interrupt;
 use afterimage::failure::Failure;
 use afterimage::units::{parse_disk_size, parse_duration};
 
-/// Record what a workload makes of its disk, above and below the daemon
+/// Record a workload's disk requests, above and below the daemon
 ///
-/// Boots a guest (the host's programs are there inside, its files cannot be changed), makes a file system
-/// on /dev/vda, mounts it at /mnt, runs SETUP and then COMMAND there, and writes down every write with its data, every
-/// flush, discard and mark, as they pass above and below the daemon's layers. What a crash may leave is then explored
-/// between the beginning and the end of COMMAND, as often as wanted, without the guest.
+/// Boots a guest with the host's programs, whose files it cannot change. Makes a file system on /dev/vda and mounts it
+/// at /mnt. Runs SETUP and then COMMAND there. The recording has every write with its data, every flush, discard and
+/// mark, above and below the daemon's layers. `explore run` needs no guest, and crashes between the start and the end of
+/// COMMAND.
 ///
-/// COMMAND is shell text where it is one word, and a program with its arguments where it is several. It finds in its
-/// environment: AFTERIMAGE_AGENT (the lab's agent: acknowledged writes), AFTERIMAGE (this program, also on the path),
-/// AFTERIMAGE_MOUNT, AFTERIMAGE_DISK (the device) and AFTERIMAGE_SEED. Ctrl-C ends the recording; what was recorded until then is whole.
+/// COMMAND is shell text if it is one word, else a program with its arguments. Its environment has AFTERIMAGE_AGENT (the
+/// lab's agent: acknowledged writes), AFTERIMAGE (this program, also in PATH), AFTERIMAGE_MOUNT, AFTERIMAGE_DISK (the
+/// device) and AFTERIMAGE_SEED. Ctrl-C ends the recording, which stays valid.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -34,12 +34,12 @@ pub struct Args {
     /// What an acknowledged flush survives: power, power-window=TIME or guest-crash
     #[arg(long, value_name = "CONTRACT", default_value = "power")]
     survives: Contract,
-    /// What becomes of the guest's journal: passthrough, or retain (power-window and guest-crash only); `explore run` then
-    /// judges what its own recovery makes of it
+    /// The guest's journal: passthrough, or retain (power-window and guest-crash only). `explore run` judges retained
+    /// journals after the guest's own recovery
     #[arg(long, value_name = "MODE", default_value = "passthrough", hide_possible_values = true)]
     journal: super::JournalWord,
-    /// Give the guest a control disk too, to which its file system may hand over commits (with --journal retain): `vext4` with
-    /// data=vma does, and with --virtual publishes them with vma_exitless; its device is $AFTERIMAGE_CONTROL_DISK
+    /// Add a control disk, at $AFTERIMAGE_CONTROL_DISK in the guest. With --journal retain, `vext4` with data=vma hands commits
+    /// over to it; with --virtual, vma_exitless publishes them
     #[arg(long)]
     control_disk: bool,
     /// Size of the disk
@@ -48,7 +48,7 @@ pub struct Args {
     /// Size of the redo log (power-window only)
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_disk_size)]
     log_max: u64,
-    /// What makes the file system; the device is appended
+    /// Command that makes the file system; the device is appended
     #[arg(long, value_name = "CMD", default_value = "mkfs.ext4 -q -F -b 4096")]
     mkfs: String,
     /// Options of the mount, as `mount -o` takes them
@@ -57,26 +57,26 @@ pub struct Args {
     /// Which virtual machine monitor runs the guest
     #[arg(long, value_enum, default_value = "uml")]
     vmm: VmmChoice,
-    /// Run the guest in virtual time: the same seed gives the same recording, byte for byte, as long as the programs and files that it
-    /// uses are the same (./x virtual record builds what that needs, and calls this)
+    /// Run the guest in virtual time. The same seed, programs and files give the same recording, byte for byte.
+    /// `./x virtual record` builds what it needs, and calls it
     #[arg(long = "virtual", conflicts_with = "vmm")]
     virtual_time: bool,
-    /// With --virtual: the modelled device below image and log, as afterimage-virtual knows them
+    /// With --virtual: device model below image and log, as in afterimage-virtual
     #[arg(long, value_name = "MODEL", default_value = "ssd", requires = "virtual_time")]
     device: String,
-    /// With --virtual: a model of the host's file system between: bare (none), ordered, ordered-nobarrier, journal
+    /// With --virtual: model of the host's file system: bare (none), ordered, ordered-nobarrier, journal
     #[arg(long, value_name = "MODEL", default_value = "bare", requires = "virtual_time")]
     host_fs: String,
-    /// Shell that runs before COMMAND, and is not explored
+    /// Shell text that runs before COMMAND; no crashes fall into it
     #[arg(long, value_name = "SCRIPT", default_value = "", hide_default_value = true)]
     setup: String,
-    /// Shell that checks a recovered file system; kept in the recording as the default of the exploration
+    /// Shell text that checks a recovered file system; the recording keeps it as the default of `explore run`
     #[arg(long, value_name = "CMD")]
     check: Option<String>,
     /// The guest's memory
     #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = parse_disk_size)]
     memory: u64,
-    /// Give up after this long, boot included
+    /// Time limit, boot included
     #[arg(long, value_name = "TIME", default_value = "120s", value_parser = parse_duration)]
     limit: Duration,
     /// A number for COMMAND, as $AFTERIMAGE_SEED; with --virtual the seed of everything random
@@ -85,7 +85,7 @@ pub struct Args {
     /// Answer as JSON; what the guest prints goes to stderr in any case
     #[arg(long)]
     json: bool,
-    /// What to run in the guest
+    /// Command to run in the guest
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<String>,
 }

@@ -12,8 +12,8 @@ use afterimage::failure::Failure;
 
 /// Recover and check a saved failure's state again
 ///
-/// Exit status 1 where it still fails or is not judged, 0 where it does not fail any more. With --image the crash state itself is written out
-/// for other tools: the guest's first disk as it was left, after the daemon's own recovery where there is one.
+/// Exit status 1: it still fails, or is not judged. 0: it fails no longer. --image writes the crash state for other tools:
+/// the guest's first disk after the daemon's own recovery.
 #[derive(clap::Args, Debug)]
 pub struct Args {
     /// The folder that `explore run` saved

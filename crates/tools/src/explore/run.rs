@@ -19,70 +19,71 @@ use afterimage::commands::print_report;
 use afterimage::failure::Failure;
 use afterimage::units::parse_size;
 
-/// Explore the crash states of a recording: which may a crash leave, and is each as promised?
+/// Explore the crash states of a recording, and check each against the contract
 ///
-/// Every state is recovered as it would be after the crash (the daemon's own recovery, e2fsck, a mount by a real guest's
-/// kernel) and checked. Exit status 1 where a state breaks the promise; the first one is minimised and saved for
-/// `explore show` and `explore replay`. Where the journal was retained (`explore record --journal retain`), what becomes durable
-/// is what the guest's own recovery makes of a prefix; with --model guest, and under guest-crash, deaths of guest and daemon are judged. Ctrl-C ends it in order, with exit status 130 where nothing was found until then.
+/// Every state is recovered as after a real crash: the daemon's own recovery, e2fsck, a mount by a real guest's kernel.
+/// Exit status 1: a state breaks the contract. The first one is minimised and saved for `explore show` and
+/// `explore replay`. Exit status 130: Ctrl-C, and nothing was found.
+///
+/// After `explore record --journal retain`, the durable state is a prefix as the guest's own recovery leaves it. With
+/// --model guest, and under guest-crash, deaths of guest and daemon are judged.
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// A recording made by `explore record`
     recording: PathBuf,
-    /// Which stream crashes: what reached the files below the daemon (storage), or what the guest asked for (guest)
+    /// Stream to cut: requests to the files below the daemon (storage), or the guest's requests (guest)
     #[arg(long, value_name = "LAYER")]
     layer: Option<LayerWord>,
-    /// What a crash may leave: any subset of what no completed sync covers (disk), a prefix (prefix), or what was in
-    /// flight when the guest died (guest)
+    /// Storage model: a crash leaves any subset of writes not covered by a sync (disk), a prefix (prefix), or any part of
+    /// what was in flight when the guest died (guest)
     #[arg(long, value_name = "MODEL")]
     model: Option<Model>,
-    /// How far each state is taken: the daemon's recovery (log), e2fsck (fsck), mount and application check (mount)
+    /// Depth of the check: the daemon's recovery (log), e2fsck (fsck), mount and application check (mount)
     #[arg(long, value_name = "LEVEL")]
     level: Option<Level>,
-    /// The application's check, run with the file system at /mnt: exit status 0 means sound, the last line of its
-    /// output names the state (that of a mark, where it means one), in all states or, without any output, in none;
-    /// `records DIR` and `editor FILE` are built in
+    /// The application's check, run with the file system at /mnt. Exit status 0 means sound. Its last line of output names
+    /// the mark's state; it prints one in all states or in none. `records DIR` and `editor FILE` are built in
     #[arg(long, value_name = "CMD")]
     check: Option<String>,
-    /// Judge another contract: the guest's requests are driven again through the real ordering layer
+    /// Judge another contract: the guest's requests are replayed through the real ordering layer
     #[arg(long, value_name = "CONTRACT")]
     survives: Option<String>,
     /// Size of the redo log for --survives power-window; small logs wrap often
     #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = parse_size, requires = "survives")]
     log_max: u64,
-    /// Retain the guest's journal: in that replay (--survives power-window), or where guest and daemon die (--survives guest-crash)
+    /// Retain the guest's journal: in the replay (power-window), or when guest and daemon die (guest-crash)
     #[arg(long, value_name = "MODE", requires = "survives")]
     journal: Option<super::JournalWord>,
-    /// What a disk never tears apart, in bytes: 4096 as the daemon reports it to guests (ext4 needs it before Linux 6.10),
-    /// 512 below a redo log
+    /// Atomic write unit of the disk, in bytes. Default: 4096 as reported to guests (ext4 needs it before Linux 6.10), 512
+    /// below a redo log
     #[arg(long, value_name = "BYTES")]
     atomic: Option<u32>,
-    /// Stop after this long, also in the middle of a check
+    /// Time limit, also within a check
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::some_time)]
     budget: Duration,
-    /// A check that takes longer leaves its state without a judgement
+    /// Time limit of one check; its state is then not judged
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = super::some_time)]
     check_timeout: Duration,
-    /// Stop after so many states
+    /// Number of states to look at
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     states: Option<u64>,
-    /// Crash at moments drawn evenly from the run, one state each, instead of searching where it hurts
+    /// Crash at random moments of the run, one state each, instead of a directed search
     #[arg(long)]
     moments: bool,
-    /// Seed of all draws: the same seed looks at the same states in the same order
+    /// Random seed: the same seed visits the same states in the same order
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Workers
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Stop at the first state that breaks the promise
+    /// Stop at the first state that breaks the contract
     #[arg(long)]
     first: bool,
-    /// Where progress and failures are kept
+    /// Folder of progress and failures
     #[arg(long, value_name = "DIR", default_value = "explore-out")]
     out: PathBuf,
-    /// Go on with the campaign in --out, for another --budget and --states
+    /// Continue the campaign in --out, for another --budget and --states
     #[arg(long)]
     resume: bool,
     /// Answer as JSON
@@ -112,7 +113,7 @@ Examples:
 pub fn run(args: &Args) -> Result<(), Failure> {
     if args.check.is_some() && args.level.is_some_and(|level| level < Level::Mount) {
         return Err(Failure::usage(
-            "--check looks into the mounted file system: leave --level out, or say --level mount",
+            "--check needs the mounted file system: leave --level out, or say --level mount",
         ));
     }
     let recording = load(&args.recording)?;
@@ -134,7 +135,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         ];
         if let Some((option, _)) = ignored.into_iter().find(|(_, given)| *given) {
             return Err(Failure::usage(format!(
-                "{option} is not for deaths of guest and daemon, as which this recording is looked at: leave it out, or name a --layer"
+                "{option} does not go with deaths of guest and daemon, which this recording is judged by: leave it \
+                 out, or name a --layer"
             )));
         }
         return finish(&deaths(args, &recording).run(&stop).map_err(explain)?, args, &stop, false);

@@ -22,24 +22,24 @@ pub struct Args {
     /// The short suite: a minute or two
     #[arg(long)]
     quick: bool,
-    /// The long suite: every workload under every contract, with this time for all campaigns together; recordings, planted
-    /// faults and case studies come on top
+    /// The long suite: every workload under every contract, with this time for all campaigns. Recordings, planted faults
+    /// and case studies take additional time
     #[arg(long, value_name = "TIME", conflicts_with = "quick", value_parser = super::some_time)]
     budget: Option<Duration>,
-    /// With --budget: vDrive's case studies also in virtual time, on a model of nested journaling (./x virtual kernel builds what that needs,
-    /// and says what AFTERIMAGE_VIRTUAL_KERNEL is to be)
+    /// With --budget: vDrive's case studies also in virtual time, on a model of nested journaling. `./x virtual kernel`
+    /// builds what it needs, and prints AFTERIMAGE_VIRTUAL_KERNEL
     #[arg(long = "virtual", conflicts_with = "quick")]
     case_on_models: bool,
-    /// Seed of all draws
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Workers
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
-    /// Where recordings, progress and failures are kept
+    /// Folder of recordings, progress and failures
     #[arg(long, value_name = "DIR", default_value = "target/explore")]
     out: PathBuf,
-    /// Go on with the suite in --out
+    /// Continue the suite in --out
     #[arg(long)]
     resume: bool,
     /// Only campaigns, planted faults and case studies whose name contains this
@@ -101,7 +101,7 @@ pub fn run(args: &Args) -> Result<(), Failure> {
     let budget =
         match args.budget {
             None if !args.quick => return Err(Failure::usage(
-                "say which suite: `explore --quick`, or `explore --budget 30m`; or a subcommand (see --help)",
+                "no suite is named: use `explore --quick` or `explore --budget 30m`, or a subcommand (see --help)",
             )),
             None => QUICK_BUDGET,
             Some(budget) => budget,

@@ -59,8 +59,8 @@ impl Plan {
         let (file, bytes, left) = (&self.image.file, self.image.bytes, found.len());
         if left < bytes {
             return Err(Failure::failed(format!(
-                "{file} was shortened while it is served, from {bytes} to {left} bytes: no copy of it would be whole; what is left \
-                 of it can be copied with `ctl pause -- cp ...`"
+                "{file} was shortened while it is served, from {bytes} to {left} bytes: copy what is left with `ctl \
+                 pause -- cp ...`"
             )));
         }
         Ok(())
@@ -85,15 +85,15 @@ pub fn run(
     for (index, plan) in plans.iter().enumerate() {
         let mut path = target.path(&plan.name);
         let why = if plans[..index].iter().any(|other| other.name == plan.name) {
-            "would be the copy of two images of that name: copy them with `ctl pause -- cp ...`"
+            "is the name of two images: copy them with `ctl pause -- cp ...`"
         } else if plans.iter().any(|other| other.name == unfinished(&plan.name)) {
             path = target.path(&unfinished(&plan.name));
-            "would be the copy of one image and the unfinished one of another: copy them with `ctl pause -- cp ...`"
+            "is the name of one image's copy and of another's unfinished copy: copy them with `ctl pause -- cp ...`"
         } else if target.has(&plan.name) {
             "exists already: choose another folder"
         } else if target.has(&unfinished(&plan.name)) {
             path = target.path(&unfinished(&plan.name));
-            "is what a copy that was interrupted has left: remove it, or choose another folder"
+            "is left by an interrupted copy: remove it, or choose another folder"
         } else {
             continue;
         };
@@ -207,7 +207,7 @@ impl Target {
             name.clone_from(&plan.name);
             if !is_at(folder, name, file) {
                 return Err(Failure::failed(format!(
-                    "somebody has put another file in the place of the copy {}: choose a folder that others cannot write to",
+                    "another file has replaced the copy {}: choose a folder that others cannot write to",
                     path.display()
                 )));
             }

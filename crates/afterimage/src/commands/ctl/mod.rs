@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 #[derive(clap::Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The control socket: what `serve --control` was given
+    /// The control socket, as in `serve --control`
     socket: PathBuf,
     #[command(subcommand)]
     command: CtlCommand,
@@ -43,27 +43,27 @@ Examples:
 
 #[derive(Subcommand, Debug)]
 enum CtlCommand {
-    /// Show the contract, the place in the history, the log, and each disk
+    /// Show the contract, sequence numbers, the log, and each disk
     Status,
-    /// Make everything that has completed survive a power cut, whatever the contract, and print its sequence number
+    /// Make all completed requests durable under any contract, and print the sequence number
     Flush,
-    /// Wait until a sequence number survives a power cut; status 1 when the time is over first
+    /// Wait until a sequence number is durable; status 1 after the timeout
     Wait {
         /// The sequence number, as `flush` or `status` prints it
         sequence: u64,
-        /// Give up after this long, as in 500ms or 10s: at most 24h
+        /// Timeout, as in 500ms or 10s: at most 24h
         #[arg(long, value_parser = wait_time, value_name = "TIME")]
         timeout: Option<Duration>,
     },
     /// Print durability and failure events until interrupted
     Events,
-    /// End the daemon in order: everything home and synced, the log removed
+    /// Shut the daemon down: everything written back and synced, the log removed
     Stop,
-    /// Hold new writes while the images are a complete prefix of the guest's history, so that they can be copied
+    /// Hold new writes at a consistent point, for a copy of the images
     ///
-    /// With a command: runs it, lets writes go on, and ends with its status. Without: holds until the time is over or
-    /// this program is interrupted. Writes go on in any case when this program goes away. Where they go on before the
-    /// command has ended, or before the time is over, the command is told to end (SIGTERM), and the status is 1.
+    /// With a command: runs it, resumes writes, and exits with its status. Without: holds writes until the timeout or an
+    /// interrupt. Writes always resume when this program ends. If writes resume early, the command gets SIGTERM, and the
+    /// status is 1.
     Pause {
         /// At most this long: 1ms to 10m
         #[arg(long = "for", value_parser = pause_time, value_name = "TIME", default_value = "60s")]
@@ -76,16 +76,15 @@ enum CtlCommand {
     Resume,
     /// Copy every image of the group, at one point of the guest's history, into a folder
     ///
-    /// Copies while the guest writes, and repeats what has changed until little is left; then writes are held for at most 100 ms. A
-    /// guest that writes faster than can be copied is slowed in the end. The image's own blocks are shared where the file
-    /// system can.
+    /// Copies while the guest writes, and repeats changed blocks until few are left. Then it holds writes for at most 100 ms.
+    /// A guest that writes faster than the copy is slowed down. Blocks are shared (reflink) if the file system can.
     Copy {
-        /// Where the copies go; files that exist are not overwritten
+        /// Folder of the copies; existing files are not overwritten
         folder: PathBuf,
-        /// Read and write no more than this a second, as in 100M; what is copied while writes are held is not bounded
+        /// Bytes a second, as in 100M; not applied while writes are held
         #[arg(long, value_parser = rate, value_name = "BYTES")]
         rate: Option<u64>,
-        /// Say on stderr each second how much is copied
+        /// Print progress on stderr each second
         #[arg(long)]
         progress: bool,
     },
@@ -191,7 +190,7 @@ fn millis(time: Duration) -> u64 {
 }
 
 fn unexpected() -> Failure {
-    Failure::failed("the daemon gave an answer to another question: use the afterimage that serves it")
+    Failure::failed("the daemon's answer does not fit the request: use the afterimage that serves it")
 }
 
 #[cfg(test)]

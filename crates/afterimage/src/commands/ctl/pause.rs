@@ -32,7 +32,7 @@ pub fn run(client: &mut Client, hold: Duration, command: &[OsString], json: bool
         if !json {
             let sequence = held.sequence;
             super::super::print_line(&format!(
-                "paused at {sequence}: the images may be copied for {hold:?}; interrupt this program to let writes go on"
+                "paused at {sequence} for at most {hold:?}: copy the images, then interrupt this program"
             ))?;
         }
         // Interrupted or not: when this connection closes, writes go on.
@@ -171,11 +171,12 @@ impl Held {
         let hold = self.hold;
         Failure::failed(match ended {
             Ended::InTime => format!(
-                "the pause of {hold:?} was over first, so the copy is not consistent: repeat it with a longer --for"
+                "the copy is not consistent, because the pause of {hold:?} ended first: repeat it with a longer \
+                 --for"
             ),
             Ended::Early => format!(
-                "the pause of {hold:?} ended early, by somebody's resume or with the daemon, so a copy that was being made is \
-                 not consistent: repeat it"
+                "the pause of {hold:?} ended early, by a resume or with the daemon: a copy made meanwhile is not \
+                 consistent; repeat it"
             ),
         })
     }
@@ -232,8 +233,8 @@ fn end(client: &mut Client, hold: Duration) -> Result<(), Failure> {
         Ok((_, Answer::Done(_))) => Ok(()),
         Ok(_) => Err(super::unexpected()),
         Err(why) => Err(Failure::failed(format!(
-            "{why}; the pause of {hold:?} did not last until the end, so the copy is not consistent: \
-             repeat it with a longer --for"
+            "{why}; the copy is not consistent, because the pause of {hold:?} ended first: repeat it with a longer \
+             --for"
         ))),
     }
 }

@@ -110,14 +110,22 @@ impl<'a> Rounds<'a> {
                 _ => (Request::Pause { for_ms: Some(super::millis(LAST)) }, LAST.saturating_sub(LAST_SPARE)),
             };
             if holds == HOLDS_MAX {
-                tracing::warn!("what changes is more than {HOLDS_MAX} holds of {HOLD_MS} ms were enough for: writes are held until it is copied");
+                tracing::warn!(
+                    "the guest writes faster than {HOLDS_MAX} holds of {HOLD_MS} ms can copy: writes are \
+                     held until the copy is complete"
+                );
             }
             match self.hold(&asks, used)? {
                 Hold::Done(sequence) => return Ok(Point { sequence, longest_hold: self.longest_hold }),
                 Hold::Short if holds == HOLDS_MAX => {
-                    return Err(Failure::failed(format!("what had changed could not be copied in {LAST:?} while writes were held: repeat it when the guest writes less")))
+                    return Err(Failure::failed(format!(
+                        "changed blocks could not be copied within {LAST:?} of held \
+                         writes: repeat it when the guest writes less"
+                    )))
                 }
-                Hold::Refused(why) if holds == HOLDS_MAX => return Err(Failure::failed(format!("writes cannot be held for a copy: {why}"))),
+                Hold::Refused(why) if holds == HOLDS_MAX => {
+                    return Err(Failure::failed(format!("writes cannot be held for a copy: {why}")))
+                }
                 Hold::Short | Hold::Refused(_) => {}
             }
             holds += 1;

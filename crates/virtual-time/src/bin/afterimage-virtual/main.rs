@@ -30,18 +30,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a script in guests, and say what came of it
+    /// Run a script in guests, and print the result
     Run(Box<Options>),
-    /// Run it twice and compare what the guests asked of their disks, to the nanosecond; and once more with another seed, which has to
-    /// be seen
+    /// Run it twice and compare the guests' requests, to the nanosecond. A third run with another seed must differ
     Check(Box<Options>),
-    /// Whole systems from seeds: guests with databases, daemons and power that die at any instant, lost interrupts, slow and failing
-    /// devices; what was acknowledged is looked for
+    /// Simulate whole systems from seeds: guests with databases, crashes, power cuts, lost interrupts, slow and failing devices.
+    /// Acknowledged data must survive
     Simulate(Box<seeds::Seeds>),
-    /// Run one cell of a benchmark: reads it as JSON from stdin, and writes what came of it to stdout
+    /// Run one cell of a benchmark, read as JSON from stdin; the result goes to stdout
     Cell(Kernel),
-    /// Record what a guest makes of its disk: reads the order as a line of JSON from stdin, whose end is the request to end early, and
-    /// writes what came of it to stdout; for afterimage explore record --virtual
+    /// Record a guest's requests, for afterimage explore record --virtual. Reads one line of JSON from stdin; end of file
+    /// stops the recording early. The result goes to stdout
     Record(Kernel),
 }
 
@@ -59,11 +58,11 @@ struct Options {
     /// The folder with the guests' kernel and its library, as ./x virtual makes it
     #[arg(long)]
     kernel: PathBuf,
-    /// A shell script for inside: $GUEST is the guest's number, $SEED the seed, /dev/vda the disk, /mnt is memory (default: a small
-    /// file system, synced files, all of it read again)
+    /// Shell script to run in guests: $GUEST is the guest's number, $SEED the seed, /dev/vda the disk, /mnt a tmpfs. Default: a
+    /// small file system with synced files, which are read again
     #[arg(long)]
     script: Option<PathBuf>,
-    /// How many guests share the device, each with a disk and a daemon of its own
+    /// Number of guests that share the device, each with its own disk and daemon
     #[arg(long, default_value_t = 1)]
     guests: usize,
     /// The modelled device
@@ -78,7 +77,7 @@ struct Options {
     /// Retain guests' journals
     #[arg(long)]
     retain: bool,
-    /// Each guest has a control disk: the last 64 MiB of its disk, behind the image's end
+    /// Give each guest a control disk: the last 64 MiB of its disk, behind the image's end
     #[arg(long)]
     control_disk: bool,
     /// Under power: use the host's page cache instead of O_DIRECT
@@ -90,28 +89,28 @@ struct Options {
     /// Each guest's memory in MiB
     #[arg(long, default_value_t = 128)]
     memory_mib: u32,
-    /// The host's memory that can be dirty, in MiB: 10 % of it in the background, 20 % before writers wait
+    /// Host memory in MiB for dirty pages: writeback starts at 10 %, writers wait at 20 %
     #[arg(long, default_value_t = 8192)]
     host_mib: u64,
     /// Size of a redo log in MiB
     #[arg(long, default_value_t = 64)]
     log_mib: u64,
-    /// What a request costs the daemon in processor time, in nanoseconds (0: processor free)
+    /// Processor time of a request in the daemon, in nanoseconds (0: free)
     #[arg(long, default_value_t = 0)]
     request_ns: u64,
-    /// What a system call costs a guest, in nanoseconds (0: processor free)
+    /// Processor time of a guest's system call, in nanoseconds (0: free)
     #[arg(long, default_value_t = 0)]
     syscall_ns: u64,
-    /// The seed of everything random inside
+    /// Random seed
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Add to the guests' kernel's command line
     #[arg(long)]
     append: Vec<String>,
-    /// Keep the trace of requests there
+    /// Folder for the trace of requests
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// Real time that a run may take, in seconds
+    /// Limit of a run in real time, in seconds
     #[arg(long, default_value_t = 600)]
     limit_s: u64,
 }

@@ -14,41 +14,42 @@ use crate::Kernel;
 pub struct Seeds {
     #[command(flatten)]
     kernel: Kernel,
-    /// The program that works inside the guests
+    /// The program that runs in the guests
     #[arg(long)]
     agent: PathBuf,
-    /// The seeds, from A up to but without B
+    /// Seeds from A, up to B exclusive
     #[arg(long, value_name = "A..B", value_parser = seeds, default_value = "1..11")]
     seeds: std::ops::Range<u64>,
     /// End after the seed that is being run then
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     minutes: Option<u64>,
-    /// No more guests than so many share the device
+    /// Largest number of guests that share the device
     #[arg(long, default_value_t = 3)]
     guests_max: usize,
     /// Run each seed twice, and compare
     #[arg(long)]
     twice: bool,
-    /// Something is broken on purpose: succeed when one of the seeds finds it, and passes without it. A device that breaks its word (syncs, synced-page,
-    /// last-writes, rewrites), a start that believes a stale cache (stale-cache), a slip between daemon and guest (lost-kick, untold-error), or a mistake of our layers' (order-drop-log-sync, journal-release-early and so on: an unknown name is answered with all)
+    /// Plant a fault: succeed if a seed fails with it and passes without it. Device faults: syncs, synced-page, last-writes,
+    /// rewrites. Stale page cache at a start: stale-cache. Lost messages: lost-kick, untold-error. Faults of our layers:
+    /// order-drop-log-sync, journal-release-early and more; an unknown name lists them all
     #[arg(long, value_name = "NAME", default_value = "nothing")]
     canary: Canary,
-    /// Guests have vext4; the kernel is the build of it that can fail
+    /// Guests have vext4, in its build with planted faults
     #[arg(long)]
     vext4: bool,
-    /// Mounted with ijournal, and recovered by vext4-recover, which lies beside this program
+    /// Mount with ijournal; vext4-recover, beside this program, recovers
     #[arg(long, requires = "vext4")]
     ijournal: bool,
-    /// Mounted with data=vma: commits are handed over to a control disk
+    /// Mount with data=vma: commits are handed over to a control disk
     #[arg(long, requires = "vext4", conflicts_with = "ijournal")]
     vma: bool,
-    /// One line of JSON for each seed, and one for all
+    /// Print JSON: one line for each seed, and one for all
     #[arg(long)]
     json: bool,
-    /// Keep the last seed's trace of requests and of what went wrong there
+    /// Folder for the last seed's trace of requests and faults
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// Real time that a seed may take, in seconds
+    /// Limit of a seed in real time, in seconds
     #[arg(long, default_value_t = 900)]
     limit_s: u64,
     /// The first of the seeds, in this process
