@@ -12,7 +12,7 @@ use afterimage_store::{
 
 use crate::redo::export::export as export_log;
 pub use crate::redo::export::ExportedImage;
-use crate::redo::takeover::{bring_home, is_needed_by, would_bring_home, Trust};
+use crate::redo::takeover::{bring_home, is_left_over, is_needed_by, would_bring_home, Trust};
 use crate::redo::{scan, Scan};
 use crate::{OpenError, Replayed};
 
@@ -275,6 +275,9 @@ fn group_of(path: &Path, read_only: bool) -> Result<Option<LoggedGroup>, OpenErr
         if header.state.get() != STATE_CLEAN || name.exists() {
             images.push(open_image(name, read_only)?);
         }
+    }
+    if log != path && header.state.get() != STATE_CLEAN && is_left_over(&log, &images)? {
+        return Ok(None);
     }
     Ok(Some((log, images)))
 }

@@ -177,6 +177,50 @@ fn an_image_over_another_ones_name_leaves_neither_log_behind() {
     assert_eq!(group.status().replayed.expect("from its own log").records, 1);
 }
 
+/// It needs nothing of a log that holds nothing, whatever its size and content.
+#[test]
+fn an_image_that_was_made_anew_beside_an_empty_log_is_served() {
+    for contract in CONTRACTS {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk.raw");
+        fs::write(&path, [1; 1 << 20]).expect("an image");
+        drop(open(&path, WINDOW).expect("a group"));
+        fs::remove_file(&path).expect("removed");
+        create_image(&path, 2 << 20).expect("another image");
+        let check = offline::check(&path).expect("an answer");
+        assert!(check.sound && check.clean, "{check}");
+        let group = open(&path, contract).expect("a group");
+        write(&group, SECTOR, 7);
+        group.close().expect("an end");
+        drop(group);
+        open(&path, WINDOW).expect("a group").close().expect("an end");
+        assert!(holds(&path, 7) && mark(&path).is_none());
+    }
+}
+
+/// The other image of the group names it still.
+#[test]
+fn a_log_that_another_image_needs_is_no_leftover() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let images = ["a.raw", "b.raw"].map(|name| folder.path().join(name));
+    images.iter().for_each(|path| create_image(path, 1 << 20).expect("an image"));
+    let both = || {
+        let options =
+            GroupOptions { log_max_bytes: GroupOptions::LOG_MIN_BYTES, ..GroupOptions::new(WINDOW) };
+        Group::open(images.iter().map(|path| image(path, false)).collect(), options)
+    };
+    drop(both().expect("a group"));
+    // While it is open its number is nobody else's.
+    let _removed = fs::File::open(&images[0]).expect("an image");
+    fs::remove_file(&images[0]).expect("removed");
+    create_image(&images[0], 1 << 20).expect("another image");
+    assert!(both().is_err());
+    for contract in CONTRACTS {
+        assert!(open(&images[0], contract).is_err(), "{contract}");
+    }
+    assert!(folder.path().join("a.raw.aflog").exists());
+}
+
 fn mark(path: &Path) -> Option<Mark> {
     mark_of(path).expect("readable")
 }

@@ -16,7 +16,8 @@ use super::open::{create_medium, log_file_bytes};
 use super::sets::RedoHome;
 use super::space::ahead_bytes;
 use super::takeover::{
-    bring_home, live_logs, match_images, refuse_read_only, settle, take_over_error, Match, Trust,
+    bring_home, is_left_over, live_logs, match_images, refuse_read_only, settle, take_over_error, Match,
+    Trust,
 };
 use crate::backend::{too_late, Backend, Opened};
 use crate::changes::Changes;
@@ -125,7 +126,7 @@ pub(crate) fn open(
     let writable: Vec<_> = images.iter().filter(|i| !i.geometry().read_only).map(Arc::clone).collect();
     let log_path = log_to_use(&writable, options)?;
     let brought_home = bring_others_home(&log_path, &writable, options)?;
-    let fresh = !is_live(&log_path)?;
+    let fresh = !is_live(&log_path)? || is_left_over(&log_path, &writable)?;
     let log = match fresh {
         true => create_log(&log_path, &writable, options)?,
         false => go_on_with(&log_path, &writable)?,

@@ -59,10 +59,41 @@ pub(crate) fn live_logs(images: &[Arc<dyn Image>], more: Option<&Path>) -> Resul
     logs.sort();
     logs.dedup();
     // All are judged before one is brought home.
-    for log in &logs {
-        match_images(&LogFile::look(log)?, images, Trust::default())?;
+    let mut theirs = Vec::new();
+    for log in logs {
+        if is_left_over(&log, images)? {
+            tracing::warn!(
+                log = %log.display(),
+                "this log holds nothing, and its image does not name it: it is not used"
+            );
+            continue;
+        }
+        match_images(&LogFile::look(&log)?, images, Trust::default())?;
+        theirs.push(log);
     }
-    Ok(logs)
+    Ok(theirs)
+}
+
+/// Whether a live log holds nothing, and no image names it: its image was deleted, and another one made in its place, or a start ended
+/// before it had marked its images. An image that names no log is complete. A device cannot name one.
+pub(crate) fn is_left_over(log: &Path, images: &[Arc<dyn Image>]) -> Result<bool, OpenError> {
+    let file = LogFile::look(log)?;
+    let header = file.header()?;
+    let names = file.names(header.images().len());
+    let mut in_its_place = false;
+    for image in images {
+        if image.is_device() || disk_named_by(image.as_ref(), &header)?.is_some() {
+            return Ok(false);
+        }
+        in_its_place |= names.contains(&real_path(image.path())?);
+    }
+    for name in names.iter().filter(|name| name.exists()) {
+        if needs(name, log)? {
+            return Ok(false);
+        }
+    }
+    file.check_owners(images)?;
+    Ok(in_its_place && scan(&file.medium()).is_ok_and(|found| found.replayed().records == 0))
 }
 
 /// A read-only image whose newest content is in a log would be served stale.
