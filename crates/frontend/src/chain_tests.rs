@@ -221,3 +221,16 @@ fn a_well_behaved_session_is_served() {
     let steps = [1, 0, 0, 3, 0, 1, 3, 3, 0, 0, 5, 8, 250, 8, 250, 5, 0];
     assert!((0..10_000).any(|_| crate::fuzz::takeover(&steps, false) == 2));
 }
+
+/// What stock clients say, as `./x fuzz` begins with it: each has its one request answered.
+#[test]
+fn the_fuzzers_stock_clients_are_served() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/fuzz_session");
+    let seeds: Vec<_> = std::fs::read_dir(folder).unwrap().map(|seed| seed.unwrap().path()).collect();
+    assert_eq!(seeds.len(), 5);
+    for seed in seeds {
+        let steps = std::fs::read(&seed).unwrap();
+        // A busy machine may take longer to serve it.
+        assert!((0..1000).any(|_| crate::fuzz::session(&steps, false) == 1), "{}", seed.display());
+    }
+}
