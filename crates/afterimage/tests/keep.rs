@@ -2,6 +2,7 @@
 
 mod common;
 
+use afterimage_testing::{is_inside, on_a_device, skip, FailingStorage};
 use common::guest::Guest;
 use common::{afterimage, folder, json, Daemon};
 use nix::sys::signal::{kill, Signal};
@@ -168,6 +169,50 @@ fn keep_gives_up_on_a_daemon_that_dies_again_and_again() {
 
 const TWO_DISKS: &str =
     "[[disk]]\nfile = \"a.img\"\nsocket = \"a\"\n[[disk]]\nfile = \"b.img\"\nsocket = \"b\"\n";
+
+/// What a daemon was told of its storage, the next one below the same guest knows, too.
+#[test]
+fn a_failed_sync_outlives_the_daemon_that_was_told() {
+    on_a_device("told_of_a_failed_sync");
+}
+
+#[test]
+#[ignore = "run in a namespace by a_failed_sync_outlives_the_daemon_that_was_told"]
+fn told_of_a_failed_sync() {
+    if !is_inside() {
+        return skip("run by a_failed_sync_outlives_the_daemon_that_was_told");
+    }
+    const MIB: usize = 1 << 20;
+    for signal in [Signal::SIGKILL, Signal::SIGHUP] {
+        let dir = folder(&[]);
+        let storage = FailingStorage::new(dir.path(), 40 << 20);
+        let image = storage.folder().join("a.img");
+        std::fs::write(&image, vec![0x11; 4 * MIB]).unwrap();
+        std::fs::File::open(&image).and_then(|image| image.sync_all()).unwrap();
+        let disk = format!("{},socket=s,direct=off,format=raw", image.display());
+        let args = ["keep", "--restart", "--", "serve", "--json", "--disk", &disk];
+        let mut keep = Daemon::start(afterimage(&args).current_dir(dir.path()));
+        let mut guest = Guest::connect(&dir.path().join("s"));
+        storage.fail_under(&image);
+        guest.write(0, &vec![0x22; MIB]);
+        assert_ne!(guest.try_flush(), 0, "the storage has failed");
+        match signal {
+            Signal::SIGKILL => kill(pid_of(&keep.ready), signal).unwrap(),
+            _ => keep.signal(signal),
+        }
+        keep.wait_until_said("the guests wait");
+        storage.mend();
+        keep.signal(Signal::SIGHUP);
+        keep.next_ready().expect("the storage is mended");
+        assert!(guest.read(0, MIB) == vec![0x22; MIB], "{signal}: what had completed is gone");
+        guest.flush();
+        drop(guest);
+        keep.terminate();
+        storage.remount();
+        let held = std::fs::read(&image).unwrap();
+        assert!(held[..MIB] == vec![0x22; MIB], "{signal}: what was called durable is gone");
+    }
+}
 
 /// Another disk below a guest that runs would be written as if it were its own.
 #[test]

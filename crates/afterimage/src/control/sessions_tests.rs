@@ -64,6 +64,37 @@ fn a_pause_ends_in_time_whatever_its_connection_does() {
     }
 }
 
+/// Whatever the copy does in it, and however late it was reached.
+#[test]
+fn the_hold_of_a_copy_ends_100_ms_after_it_was_asked_for() {
+    let ms = Duration::from_millis;
+    for reached in [0, 60, 99, 100, 5000] {
+        let mut s = sessions();
+        let a = s.open(Duration::ZERO);
+        tell(&mut s, Duration::ZERO, a, "{\"command\":\"track\"}");
+        assert_eq!(s.actions(), [Action::Track(a)]);
+        s.answered(Duration::ZERO, a, OK.into());
+        answer(&mut s, Duration::ZERO, a);
+        let asked = SECOND;
+        tell(&mut s, asked, a, "{\"command\":\"hold\"}");
+        assert_eq!(s.actions(), [Action::Hold]);
+        s.paused(asked + ms(reached), Ok(7));
+        if reached < 100 {
+            assert_eq!(s.actions(), []);
+            assert_eq!(s.deadline(), Some(asked + ms(100)));
+            s.tick(asked + ms(99));
+            assert_eq!(s.actions(), [], "reached after {reached} ms");
+            s.tick(asked + ms(100));
+        }
+        assert_eq!(s.actions(), [Action::Resume], "reached after {reached} ms");
+        let told = answer(&mut s, asked + ms(reached), a);
+        assert_eq!(told.contains("\"ok\":true"), reached < 100, "{told}");
+        // A copy that is not done by then is told so.
+        s.resumed(asked + ms(reached.max(100)));
+        assert!(ask(&mut s, asked + ms(reached.max(100)), a, RESUME).contains("the pause has ended already"));
+    }
+}
+
 #[test]
 fn what_was_not_held_is_not_resumed() {
     let mut s = sessions();
