@@ -38,6 +38,8 @@ enum Command {
 enum Suite {
     /// Real guests, real deaths, and whether the promises held
     Guests(suite::SuiteOptions),
+    /// Stock QEMU 7.2 and 10 boot by SeaBIOS and OVMF from the daemon's disk, while the daemon is killed
+    Firmware(suite::SuiteOptions),
     /// The guest's own kernel part, `vext4`, in QEMU guests beside the stock ext4
     Kernel(suite::KernelOptions),
 }
@@ -65,6 +67,9 @@ fn run(command: Command) -> afterimage_lab::Result<ExitCode> {
         Command::Integrity(options) => Ok(ExitCode::from(u8::from(!integrity::run(&options)?))),
         Command::Test { suite: Suite::Guests(options) } => {
             Ok(ExitCode::from(u8::from(!suite::run(&options)?)))
+        }
+        Command::Test { suite: Suite::Firmware(options) } => {
+            Ok(ExitCode::from(u8::from(!suite::run_firmware(&options)?)))
         }
         Command::Test { suite: Suite::Kernel(options) } => {
             Ok(ExitCode::from(u8::from(!suite::run_kernel(&options)?)))

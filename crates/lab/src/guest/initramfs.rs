@@ -71,6 +71,7 @@ fn first_stage(inserts: &str) -> String {
          afterimage.run=*) RUN=${word#*=};;\n\
          afterimage.probe) off;;\n\
          esac; done\n\
+         [ -n \"${RUN:-}\" ] || read -r RUN < /sys/class/dmi/id/product_serial\n\
          HOST=/host\n\
          mount -t 9p -o ro,trans=virtio,version=9p2000.L,cache=loose,msize=512000 host /host ||\n\
          { echo 'afterimage: no host root over 9p'; off; }\n",

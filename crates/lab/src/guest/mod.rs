@@ -13,6 +13,7 @@
 //! The outcomes of a guest's death: what the daemon acknowledged before it is in the image; the report channel
 //! holds every line that the guest had sent in full, since its other end is a socket of this process.
 
+mod boot;
 mod cli;
 mod initramfs;
 mod kernel;
@@ -21,6 +22,7 @@ mod patience;
 mod probe;
 mod qemu;
 mod qmp;
+mod release;
 mod script;
 mod uml;
 
@@ -28,13 +30,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+pub use boot::{write_bootable, Firmware};
 pub use cli::{run_cli, RunOptions, VmmChoice};
 pub use kernel::fetch_kernel;
 pub use probe::kvm_boots;
 pub use qmp::Qmp;
+pub use release::Release;
 
 use afterimage_protocol::report::Agent;
 use serde::Deserialize;
+use serde_json::json;
 
 use self::patience::Patience;
 use crate::channel::Channel;
@@ -64,6 +69,7 @@ pub struct GuestBuilder {
     pub(crate) reconnect_s: Option<u32>,
     pub(crate) environment: Vec<(String, String)>,
     pub(crate) kernel: Option<PathBuf>,
+    pub(crate) firmware: Option<(Firmware, Release)>,
 }
 
 impl GuestBuilder {
@@ -126,6 +132,13 @@ impl GuestBuilder {
     /// Another kernel than the package's (User Mode Linux only), which has all that it needs built in.
     pub fn kernel(mut self, path: impl Into<PathBuf>) -> Self {
         self.kernel = Some(path.into());
+        self
+    }
+
+    /// Boots by firmware from the first disk, which [`write_bootable`] made, in a release's QEMU (QEMU only). A reset boots again, and
+    /// kernel arguments and modules are the disk's.
+    pub fn firmware(mut self, firmware: Firmware, release: Release) -> Self {
+        self.firmware = Some((firmware, release));
         self
     }
 
@@ -205,6 +218,7 @@ impl Guest {
             reconnect_s: None,
             environment: Vec::new(),
             kernel: None,
+            firmware: None,
         }
     }
 
@@ -396,6 +410,21 @@ impl Guest {
     /// This is no QEMU, or it does not answer.
     pub fn qmp(&self) -> Result<Qmp> {
         Qmp::connect(&self.folder().join("qmp.sock"))
+    }
+
+    /// Plugs one disk more into the running machine, which booted by firmware in the release's QEMU.
+    ///
+    /// # Errors
+    /// QEMU refuses.
+    pub fn plug(&self, release: Release, socket: &Path) -> Result<()> {
+        let (reconnect, value) = release.reconnect(1);
+        let address = json!({ "type": "unix", "data": { "path": socket } });
+        let backend =
+            json!({ "type": "socket", "data": { "addr": address, "server": false, reconnect: value } });
+        let mut qmp = self.qmp()?;
+        qmp.execute("chardev-add", Some(json!({ "id": "plugged", "backend": backend })))?;
+        let device = json!({ "driver": "vhost-user-blk-pci", "chardev": "plugged", "num-queues": 1, "bus": qemu::PLUG });
+        qmp.execute("device_add", Some(device)).map(drop)
     }
 
     /// Waits for the guest's end. A guest that runs past its limit is killed.

@@ -14,7 +14,7 @@ use crate::process::Workdir;
 const KILLS: u64 = 3;
 
 /// Writes a fixed number of records, then reads everything back past the page cache, and checks.
-fn script(records: u64) -> String {
+pub(super) fn script(records: u64) -> String {
     let file_system = FileSystem::Ext4Ordered;
     format!(
         "set -e\n{make}\n{mount}\nmkdir -p /mnt/acks\nsync\n\
@@ -28,7 +28,7 @@ fn script(records: u64) -> String {
 }
 
 /// A guest whose script must end well, and whose records must all be there.
-fn finish(evidence: &Evidence, guest: &mut Guest) -> Result<String> {
+pub(super) fn finish(evidence: &Evidence, guest: &mut Guest) -> Result<String> {
     let ended = guest.wait_success();
     evidence.guest(guest, "guest");
     ended?;
@@ -61,11 +61,20 @@ fn with_daemon(
     let folder = Workdir::new("live")?;
     let image = folder.join("disk.raw");
     daemon::create_image(&image, IMAGE_BYTES)?;
-    let mut daemon = Daemon::serve(&options(ServeOptions::new(contract, std::slice::from_ref(&image))))?;
+    on(evidence, &options(ServeOptions::new(contract, std::slice::from_ref(&image))), test)
+}
+
+/// Serves images that there are.
+pub(super) fn on(
+    evidence: &Evidence,
+    options: &ServeOptions,
+    test: impl FnOnce(&mut Daemon) -> Result<String>,
+) -> Result<String> {
+    let mut daemon = Daemon::serve(options)?;
     let outcome = test(&mut daemon);
     evidence.daemon(&daemon, "live");
     if outcome.is_err() {
-        evidence.files(&workload::with_log(&image), "");
+        options.images.iter().for_each(|image| evidence.files(&workload::with_log(image), ""));
         return outcome;
     }
     daemon.stop()?;

@@ -12,6 +12,7 @@
 mod control_disk;
 mod crash;
 mod cut;
+mod firmware;
 mod kernel;
 mod kexec;
 mod live;
@@ -28,6 +29,7 @@ use crate::guest::Vmm;
 use crash::Death;
 use workload::FileSystem;
 
+pub use firmware::run as run_firmware;
 pub use kernel::{run as run_kernel, KernelOptions};
 
 /// What `afterimage-lab test guests` takes.
