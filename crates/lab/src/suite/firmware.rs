@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use super::workload::{self, FileSystem};
-use super::{live, run_cases, Case, Evidence, SuiteOptions};
+use super::{live, run_cases, shutdown, Case, Evidence, SuiteOptions};
 use crate::acks::{Allowance, Ledger};
 use crate::daemon::{self, Daemon, ServeOptions};
 use crate::error::{LabError, Result};
@@ -62,6 +62,7 @@ fn cases() -> Vec<Case> {
         }
     }
     add("canary-no-reconnect".to_owned(), true, Box::new(canary));
+    cases.extend(shutdown::cases());
     cases
 }
 

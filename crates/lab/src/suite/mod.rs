@@ -18,6 +18,7 @@ mod kexec;
 mod live;
 mod peer;
 mod retain;
+mod shutdown;
 mod workload;
 
 use std::path::PathBuf;
