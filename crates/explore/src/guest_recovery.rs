@@ -1,4 +1,4 @@
-//! What a guest's initramfs does before it mounts: iJournaling's recovery (`docs/ijournaling.md`) of each ext4 that asks for it by its
+//! What a guest's initramfs does before it mounts: iJournaling's recovery (`docs/ijournaling.md`) of each ext4 that asks for it by its journal's
 //! incompatible feature. Neither a stock kernel nor e2fsck takes such a file system before.
 
 use std::io;

@@ -18,7 +18,8 @@ use crate::{checksum, FormatError};
 
 /// The areas' file, in the root directory.
 pub const FILE_NAME: &str = ".vext4-ijournal";
-/// The bit of `s_feature_incompat` that is set while there may be valid i-transactions. ext4 does not use it.
+/// The bit of the journal superblock's `s_feature_incompat` that is set while there may be valid i-transactions; earlier of the file system's.
+/// Neither jbd2 nor ext4 uses it.
 pub const INCOMPAT_IJOURNAL: u32 = 0x4000_0000;
 /// Bytes of a block; of a file system with i-transactions, too.
 pub const BLOCK_BYTES: usize = 4096;

@@ -1,7 +1,6 @@
 //! A file system's blocks, and what recovery makes of them: changed in memory only, until all of it is committed at once.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::time::Duration;
 
 use afterimage_block::{BlockError, Sector, SECTOR_BYTES};
@@ -82,24 +81,12 @@ impl Image<'_> {
     }
 }
 
-/// Storage as the search for journals reads it, with the superblock's features as they are without iJournaling's bit: which of the others
-/// are handled is judged there.
-pub(crate) struct WithoutBit<'a> {
-    pub(crate) storage: &'a mut dyn Storage,
-    pub(crate) start: u64,
-}
+/// Storage as the search for journals reads it.
+pub(crate) struct Whole<'a>(pub(crate) &'a mut dyn Storage);
 
-impl Source for WithoutBit<'_> {
+impl Source for Whole<'_> {
     fn read(&mut self, sector: Sector, buf: &mut [u8]) -> Result<(), BlockError> {
         let offset = sector.0.saturating_mul(SECTOR_BYTES);
-        let read =
-            |storage: &mut dyn Storage, buf: &mut [u8]| -> io::Result<()> { storage.read_at(buf, offset) };
-        read(self.storage, buf).map_err(|e| BlockError::io(format!("reading at byte {offset}"), e))?;
-        let superblock = self.start + crate::superblock::AT as u64;
-        if offset <= superblock && superblock + crate::superblock::BYTES as u64 <= offset + buf.len() as u64 {
-            let at = (superblock - offset) as usize;
-            crate::superblock::clear_bit(&mut buf[at..at + crate::superblock::BYTES]);
-        }
-        Ok(())
+        self.0.read_at(buf, offset).map_err(|e| BlockError::io(format!("reading at byte {offset}"), e))
     }
 }

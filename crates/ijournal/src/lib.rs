@@ -8,8 +8,8 @@
 //! ```
 //!
 //! **What a cut may leave.** Until the journal's superblock names recovery's own transaction, which is durable by then, the file system is as the
-//! replay left it: the same is found again and the same done. From then on the journal has one more transaction; it makes every
-//! run invalid by the ordinary rule (its number is as large as the largest of theirs), and replaying it can be done again. So
+//! replay left it: the same is found again and the same done. The same write clears the bit. From then on the journal has one more transaction;
+//! it makes every run invalid by the ordinary rule (its number is as large as the largest of theirs), and anybody may replay it. So
 //! wherever recovery is cut off, and however often, it ends with the same bytes. The rules are in `docs/ijournaling.md`.
 #![warn(missing_docs)]
 
@@ -96,7 +96,8 @@ pub trait Storage {
     fn sync(&mut self) -> io::Result<()>;
 }
 
-/// Whether an ext4 that begins at a byte of the storage says that it may have i-transactions.
+/// Whether an ext4 that begins at a byte of the storage says that it may have i-transactions. One that is not sound or not understood does
+/// not: its bit, if there is one, keeps others from replaying its journal.
 ///
 /// # Errors
 /// It cannot be read.
@@ -107,7 +108,17 @@ pub fn is_needed(storage: &mut dyn Storage, start: u64) -> Result<bool, Error> {
     let mut block = [0; BLOCK_BYTES];
     let read = storage.read_at(&mut block, start);
     read.map_err(|source| Error::Io { what: "reading the superblock".into(), source })?;
-    Ok(layout::ext4_uuid(&block).is_some() && superblock::has_bit(&block))
+    if layout::ext4_uuid(&block).is_none() || superblock::has_bit(&block) {
+        return Ok(layout::ext4_uuid(&block).is_some());
+    }
+    match find(storage, start).and_then(|layout| {
+        let mut image = image::Image { storage, start, blocks: layout.blocks, changed: BTreeMap::new() };
+        log::Log::open(&mut image, layout)
+    }) {
+        Ok(log) => Ok(log.has_bit()),
+        Err(Error::Corrupt(_) | Error::Unsupported(_)) => Ok(false),
+        Err(io) => Err(io),
+    }
 }
 
 /// Recovers the ext4 that begins at a byte of the storage: journal first, then i-transactions. One without any is as a journal's
@@ -127,7 +138,7 @@ pub fn recover(storage: &mut dyn Storage, start: u64) -> Result<Report, Error> {
 pub fn recover_disk(storage: &mut dyn Storage) -> Result<Vec<(u64, Report)>, Error> {
     let sectors = storage.len() / SECTOR_BYTES;
     let mut starts = vec![0];
-    let places = layout::places(&mut image::WithoutBit { storage, start: 0 }, sectors)?;
+    let places = layout::places(&mut image::Whole(storage), sectors)?;
     starts.extend(places.iter().map(|sector| sector.0 * SECTOR_BYTES));
     let mut done = Vec::new();
     for start in starts {
@@ -164,7 +175,7 @@ fn recover_mistaken(storage: &mut dyn Storage, start: u64, mistake: Mistake) -> 
     let mut report =
         Report { transactions: replayed.transactions, blocks: replayed.blocks, ..Report::default() };
 
-    if superblock::has_bit(&*image.get(0)?) {
+    if log.has_bit() || superblock::has_bit(&*image.get(0)?) {
         report.had_bit = true;
         let tid = plan_and_apply(&mut image, replayed.committed, mistake, &mut report)?;
         report.changed_blocks = image.changed.len() as u64;
@@ -234,7 +245,7 @@ fn plan_and_apply(
 /// The file system and its journal.
 fn find(storage: &mut dyn Storage, start: u64) -> Result<layout::Layout, Error> {
     let sectors = storage.len().saturating_sub(start) / SECTOR_BYTES;
-    let mut source = image::WithoutBit { storage, start };
+    let mut source = image::Whole(storage);
     if sectors == 0 || start % SECTOR_BYTES != 0 {
         return error::corrupt("there is no file system");
     }

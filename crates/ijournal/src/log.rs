@@ -101,6 +101,11 @@ impl Log {
         Ok(Self { layout, geometry, superblock })
     }
 
+    /// Whether the journal says that there may be valid i-transactions.
+    pub(crate) fn has_bit(&self) -> bool {
+        self.superblock.has_ijournal()
+    }
+
     /// Whether a newer look found another journal or file system.
     pub(crate) fn is_elsewhere(&self, newer: &Layout) -> bool {
         self.layout.identity_changed(newer)
@@ -193,6 +198,8 @@ impl Log {
             at = self.geometry.after(at);
         }
         image.sync()?;
+        // One write names the transaction and clears the bit: a recovery that dies behind it has nothing to do but to replay.
+        self.superblock = self.superblock.without_ijournal();
         if mistake != Mistake::JournalSkipped {
             self.write_superblock(image, tid, Some(self.geometry.first))?;
         }

@@ -180,7 +180,7 @@ impl Geometry {
     }
 }
 
-/// Whether there may be valid i-transactions.
+/// Whether there may be valid i-transactions, of a kernel part that said so here and not in the journal's superblock.
 pub(crate) fn has_bit(block: &[u8; BLOCK_BYTES]) -> bool {
     u32_at(block, AT + INCOMPAT) & INCOMPAT_IJOURNAL != 0
 }
@@ -213,18 +213,6 @@ pub(crate) fn protection(block: &[u8; BLOCK_BYTES]) -> Option<Protection> {
 /// Whether the journal was in use.
 pub(crate) fn needs_recovery(block: &[u8; BLOCK_BYTES]) -> bool {
     u32_at(block, AT + INCOMPAT) & INCOMPAT_RECOVER != 0
-}
-
-/// A superblock without iJournaling's bit, as sound or unsound as it was.
-pub(crate) fn clear_bit(sb: &mut [u8]) {
-    let incompat = u32_at(sb, INCOMPAT);
-    let sound = u32_at(sb, CHECKSUM) == crc32c(!0, &sb[..CHECKSUM]);
-    if incompat & INCOMPAT_IJOURNAL != 0 {
-        put32(sb, INCOMPAT, incompat & !INCOMPAT_IJOURNAL);
-        if sound {
-            seal(sb);
-        }
-    }
 }
 
 fn seal(sb: &mut [u8]) {

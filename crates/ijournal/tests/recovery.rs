@@ -410,19 +410,60 @@ fn a_committed_directory_keeps_its_attributes_and_flags() {
     assert_eq!(u32_at(is, 0x10), 0x1234_5678, "its time");
 }
 
-/// e2fsck does not touch a file system that has i-transactions.
+/// e2fsck replays no journal of a file system that has i-transactions. Asked to repair what is safe, it notes in the superblock that it was there.
 #[test]
 fn e2fsck_refuses_the_bit() {
-    let (_, _, _, writer) = two_versions();
-    let said = writer.disk.check().unwrap_err();
-    let mut disk = writer.disk.clone();
-    disk.as_file(|image| {
-        let output = std::process::Command::new("e2fsck").args(["-fy", image]).output().unwrap();
-        assert_eq!(output.status.code(), Some(8), "{said}");
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(said.contains("has unsupported feature(s): FEATURE_I30"), "{said}");
+    let (committed, _, running, writer) = two_versions();
+    for (option, status) in [("-fn", 12), ("-fy", 12), ("-p", 4)] {
+        let mut disk = writer.disk.clone();
+        disk.as_file(|image| {
+            let output = std::process::Command::new("e2fsck").args([option, image]).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert_eq!(output.status.code(), Some(status), "{option}: {said}");
+            assert!(said.contains("unknown incompatible feature flag"), "{option}: {said}");
+        });
+        assert!(disk.0[2048..] == writer.disk.0[2048..], "{option}");
+        assert!(option == "-p" || disk == writer.disk, "{option}");
+        let mut checked = writer.clone();
+        checked.disk = disk;
+        assert_recovers(&checked, &committed, &running, &["folder/old"]);
+    }
+}
+
+/// What reads the file system's superblock alone, as GRUB does, has no reason to refuse; debugfs' replay has.
+#[test]
+fn only_those_who_read_the_journal_see_the_bit() {
+    let (_, _, _, mut writer) = two_versions();
+    writer.disk.as_file(|image| {
+        let run = |program: &str, arguments: &[&str]| {
+            let output = std::process::Command::new(program).args(arguments).arg(image).output().unwrap();
+            let said = [output.stdout, output.stderr].concat();
+            (output.status.success(), String::from_utf8_lossy(&said).into_owned())
+        };
+        for (program, arguments) in [("dumpe2fs", &["-h"][..]), ("tune2fs", &["-l"]), ("blkid", &["-p"])] {
+            let (done, said) = run(program, arguments);
+            assert!(done, "{program}: {said}");
+        }
+        let (_, said) = run("debugfs", &["-w", "-R", "jr"]);
+        assert!(said.contains("unsupported feature"), "{said}");
     });
-    assert!(disk == writer.disk);
+}
+
+/// A kernel part from before the bit's move had it in the file system's superblock.
+#[test]
+fn a_file_system_that_an_older_kernel_part_left_is_recovered() {
+    let (committed, _, running, mut writer) = two_versions();
+    let mut disk = committed.clone();
+    // All that was written, but for the journal's superblock.
+    let journal = disk.journal_superblock();
+    let kept = disk.block(journal).to_vec();
+    disk.0.clone_from(&writer.disk.0);
+    disk.put(journal, &kept);
+    assert!(!afterimage_ijournal::is_needed(&mut disk, 0).unwrap());
+    disk.set_incompat(INCOMPAT_IJOURNAL);
+    assert!(afterimage_ijournal::is_needed(&mut disk, 0).unwrap());
+    writer.disk = disk;
+    assert_recovers(&writer, &committed, &running, &["folder/old"]);
 }
 
 /// Another host that has the file system writes another number into its block of multi-mount protection again and again.

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use afterimage_block::Sector;
 use afterimage_journal::{AreaBlock, Block, BLOCK_BYTES};
-use common::{ext4, journal_superblock, layouts, reads, wait_for_home, NEVER};
+use common::{ext4, journal_superblock, layouts, reads, wait_for_home, Served, NEVER};
 
 /// A table with those of three partitions.
 fn table(partitions: &[usize], blocks: usize) -> [u8; 512] {
@@ -131,5 +131,48 @@ fn a_mount_that_fails_anywhere_is_one_or_none() {
             assert!(nth > 1, "nobody looked");
             return;
         }
+    }
+}
+
+/// A mount with iJournaling sets the bit in the journal's superblock, which is empty then or has just been replayed; an unmount clears it.
+#[test]
+fn a_journal_is_left_alone_as_long_as_it_has_ijournalings_bit() {
+    let base = ext4();
+    let layout = layouts(&base).remove(0);
+    let superblock = journal_superblock(&base, &layout).unwrap();
+    let mounted = superblock.with_tail(superblock.sequence(), Some(AreaBlock(1)));
+    let at = layout.home_of(AreaBlock(0)).unwrap().sector(layout.start);
+    let with_bit = |superblock: &[u8; BLOCK_BYTES]| {
+        let mut block = *superblock;
+        block[0x28] |= 0x40;
+        block
+    };
+    let read = |served: &mut Served, at| {
+        let mut block = [0; BLOCK_BYTES];
+        served.lane().read(at, &mut block).unwrap();
+        block
+    };
+    let (empty, in_use) = (with_bit(superblock.bytes()), with_bit(mounted.bytes()));
+    for retained in [false, true] {
+        let (mut served, _) = reads(&base, 4 << 20, wait_for_home());
+        read(&mut served, at);
+        if retained {
+            served.lane().write(at, mounted.bytes()).unwrap();
+            assert_eq!(served.disk().status().file_systems[0].mode, "retain");
+        }
+        for block in [if retained { in_use } else { empty }, in_use, in_use] {
+            served.lane().write(at, &block).unwrap();
+            let found = served.disk().status().file_systems.remove(0);
+            assert_ne!(found.mode, "retain");
+            assert!(found.why.is_some_and(|why| why.contains("iJournaling")));
+            assert!(read(&mut served, at) == block);
+        }
+        served.lane().write(at, superblock.bytes()).unwrap();
+        // needs_recovery goes behind it.
+        let block = read(&mut served, layout.start);
+        served.lane().write(layout.start, &block).unwrap();
+        read(&mut served, at);
+        served.lane().write(at, mounted.bytes()).unwrap();
+        assert_eq!(served.disk().status().file_systems[0].mode, "retain");
     }
 }

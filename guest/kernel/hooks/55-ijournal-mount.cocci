@@ -2,16 +2,16 @@
 // place: fs/ext4/super.c ext4_parse_param 1 ij_is_option
 // place: fs/ext4/super.c _ext4_show_options 1 IJOURNAL
 // place: fs/ext4/super.c ext4_setup_super 1 ij_start
+// place: fs/ext4/super.c ext4_setup_super 1 ij_set_bit
 // place: fs/ext4/super.c __ext4_fill_super 1 ij_stop
 // place: fs/ext4/super.c ext4_put_super 1 ij_stop
-// place: fs/ext4/super.c ext4_put_super 1 ij_clear_bit
 // place: fs/ext4/super.c ext4_mark_recovery_complete 1 ij_clear_bit
 // place: fs/ext4/super.c ext4_freeze 1 ij_clear_bit
 // place: fs/ext4/super.c ext4_unfreeze 1 ij_set_bit
 // place: fs/ext4/super.c __ext4_remount 1 ij_may_remount
 // place: fs/ext4/super.c __ext4_remount 1 ij_bit_is_left
 // place: fs/ext4/super.c ext4_feature_set_ok 1 ij_explain
-// place: fs/ext4/super.c ext4_feature_set_ok 1 ij_runs
+// place: fs/ext4/super.c ext4_load_journal 1 ij_explain
 // place: fs/ext4/file.c ext4_file_open 1 ij_refuses_open
 // place: fs/ext4/resize.c ext4_resize_begin 1 IJOURNAL
 @@
@@ -51,6 +51,8 @@ identifier sb, es, err;
 +if (err)
 +	return err;
  err = ext4_commit_super(sb);
++if (!err)
++	err = ij_set_bit(sb);
  ...>
  }
 
@@ -80,8 +82,6 @@ identifier sb;
 identifier sb;
 @@
 (
- ext4_put_super
-|
  ext4_mark_recovery_complete
 |
  ext4_freeze
@@ -100,7 +100,7 @@ identifier sb;
  ext4_unfreeze(struct super_block *sb)
  {
  <...
- ext4_set_feature_journal_needs_recovery(sb);
+ ext4_commit_super(sb);
 +ij_set_bit(sb);
  ...>
  }
@@ -142,9 +142,19 @@ statement S;
  ext4_feature_set_ok(struct super_block *sb, int readonly)
  {
  <...
-+ij_explain(sb);
--if (ext4_has_unknown_ext4_incompat_features(sb)) S
-+if (!ij_runs(sb) && ext4_has_unknown_ext4_incompat_features(sb)) S
++ij_explain(sb, NULL);
+ if (ext4_has_unknown_ext4_incompat_features(sb)) S
+ ...>
+ }
+
+@@
+identifier sb;
+@@
+ ext4_load_journal(struct super_block *sb, ...)
+ {
+ <...
++ij_explain(sb, journal);
+ ext4_msg(..., "error loading journal");
  ...>
  }
 

@@ -7,7 +7,7 @@
  *   ijournal_logged.c  an fsync whose last run has all of it
  *   ijournal_group.c   runs of several fsyncs in one request
  *   ijournal_area.c    the areas: where a run is written, and epochs
- *   ijournal_mount.c   what a mount needs, the incompatible feature's bit, counters
+ *   ijournal_mount.c   what a mount needs, the bit in the journal's superblock, counters
  */
 #ifndef _IJOURNAL_H
 #define _IJOURNAL_H
@@ -145,11 +145,10 @@ bool ij_is_option(const char *key);
 int ij_start(struct super_block *sb);
 void ij_stop(struct super_block *sb);
 void ij_clear_bit(struct super_block *sb);
-void ij_set_bit(struct super_block *sb);
+int ij_set_bit(struct super_block *sb);
 bool ij_may_remount(struct super_block *sb);
 bool ij_bit_is_left(struct super_block *sb);
-void ij_explain(struct super_block *sb);
-bool ij_runs(struct super_block *sb);
+void ij_explain(struct super_block *sb, struct journal_s *journal);
 bool ij_refuses_open(struct inode *inode);
 
 #endif

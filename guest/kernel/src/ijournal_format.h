@@ -9,7 +9,8 @@
 #include <linux/types.h>
 
 #define IJOURNAL_FILE_NAME ".vext4-ijournal"	/* in the root directory */
-#define IJOURNAL_INCOMPAT 0x40000000		/* s_feature_incompat: there may be valid i-transactions */
+/* s_feature_incompat of the journal's superblock, earlier of the file system's: there may be valid i-transactions. */
+#define IJOURNAL_INCOMPAT 0x40000000
 
 #define IJOURNAL_AREAS_MAGIC "AFIJAR\r\n"
 #define IJOURNAL_RUN_MAGIC "AFIJTX\r\n"

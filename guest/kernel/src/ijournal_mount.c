@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * iJournaling at mounts and remounts: what it needs of a file system, the areas' file, the incompatible feature's bit,
- * and the counters in procfs.
+ * iJournaling at mounts and remounts: what it needs of a file system, the areas' file, the bit in the journal's
+ * superblock, and the counters in procfs.
  *
- * The bit is on disk before the first run is written, and goes when the journal is empty. Runs are written only where
- * the mount option is on: a remount that fails late gives that back, and the bit.
+ * The bit is durable before the first run is written, and goes when the journal is empty. It is set behind the file
+ * system's needs_recovery and cleared before it. Runs are written only where the mount option is on: a remount that
+ * fails late gives that back, and the bit.
  */
 
 #include <linux/faults.h>
@@ -83,6 +84,8 @@ static const char *ij_refuses(struct super_block *sb)
 
 	if (!sbi->s_journal || sbi->s_journal->j_dev != sb->s_bdev)
 		return "it has no journal on its own device";
+	if (sbi->s_journal->j_superblock->s_header.h_blocktype == cpu_to_be32(JBD2_SUPERBLOCK_V1))
+		return "its journal's superblock is of version 1, which has no features";
 	if (sb->s_blocksize != IJOURNAL_BLOCK_BYTES || PAGE_SIZE != IJOURNAL_BLOCK_BYTES)
 		return "its blocks, or this machine's pages, are not of 4 KiB";
 	if (EXT4_INODE_SIZE(sb) < IJOURNAL_INODE_BYTES_MIN || EXT4_INODE_SIZE(sb) > IJOURNAL_INODE_BYTES_MAX)
@@ -102,9 +105,23 @@ static const char *ij_refuses(struct super_block *sb)
 	return NULL;
 }
 
-static bool ij_bit_is_set(struct super_block *sb)
+/* The superblock's buffer is gone where its journal cannot be one. */
+static bool ij_bit_is_set(journal_t *journal)
 {
-	return EXT4_SB(sb)->s_es->s_feature_incompat & cpu_to_le32(IJOURNAL_INCOMPAT);
+	return journal && journal->j_sb_buffer &&
+	       journal->j_superblock->s_feature_incompat & cpu_to_be32(IJOURNAL_INCOMPAT);
+}
+
+/* Durably, as the journal's superblock is always written; a write that fails aborts the journal. */
+static int ij_write_bit(journal_t *journal, __be32 bit)
+{
+	journal_superblock_t *jsb = journal->j_superblock;
+
+	lock_buffer(journal->j_sb_buffer);
+	jsb->s_feature_incompat = (jsb->s_feature_incompat & cpu_to_be32(~IJOURNAL_INCOMPAT)) | bit;
+	unlock_buffer(journal->j_sb_buffer);
+	jbd2_journal_update_sb_errno(journal);
+	return is_journal_aborted(journal) ? -EIO : 0;
 }
 
 /**
@@ -118,7 +135,7 @@ bool ij_may_remount(struct super_block *sb)
 	if (!test_opt2(sb, IJOURNAL))
 		return true;
 	why = ij_refuses(sb);
-	if (!why && !ij_bit_is_set(sb) && !sb_rdonly(sb))
+	if (!why && !ij_bit_is_set(EXT4_SB(sb)->s_journal) && !sb_rdonly(sb))
 		why = "it cannot be switched on while the file system is writable";
 	if (why)
 		ext4_msg(sb, KERN_ERR, "ijournal: %s", why);
@@ -243,7 +260,6 @@ int ij_start(struct super_block *sb)
 		proc_create_single_data("ijournal", 0444, sbi->s_journal->j_proc_entry, ij_show, ij);
 		sbi->s_ij = ij;
 	}
-	ij_set_bit(sb);
 	return 0;
 }
 
@@ -260,26 +276,36 @@ void ij_stop(struct super_block *sb)
 		return;
 	sbi->s_ij = NULL;
 	remove_proc_entry("ijournal", sbi->s_journal->j_proc_entry);
+	if (!is_journal_aborted(sbi->s_journal)) {
+		jbd2_journal_lock_updates(sbi->s_journal);
+		if (!jbd2_journal_flush(sbi->s_journal, 0))
+			ij_clear_bit(sb);
+		jbd2_journal_unlock_updates(sbi->s_journal);
+	}
 	ij_free(ij);
 }
 
 /**
  * ij_set_bit - there may be valid i-transactions from now on
- * @sb: the file system; its superblock is written next
+ * @sb: the file system, which says durably that its journal is in use
+ *
+ * Return: 0, or an error.
  */
-void ij_set_bit(struct super_block *sb)
+int ij_set_bit(struct super_block *sb)
 {
-	if (EXT4_SB(sb)->s_ij && test_opt2(sb, IJOURNAL))
-		EXT4_SB(sb)->s_es->s_feature_incompat |= cpu_to_le32(IJOURNAL_INCOMPAT);
+	if (!EXT4_SB(sb)->s_ij || !test_opt2(sb, IJOURNAL))
+		return 0;
+	return ij_write_bit(EXT4_SB(sb)->s_journal, cpu_to_be32(IJOURNAL_INCOMPAT));
 }
 
 /**
  * ij_clear_bit - there are none: all is committed, and written home
- * @sb: the file system; its superblock is written next
+ * @sb: the file system; that its journal is empty is what its superblock says next
  */
 void ij_clear_bit(struct super_block *sb)
 {
-	EXT4_SB(sb)->s_es->s_feature_incompat &= cpu_to_le32(~IJOURNAL_INCOMPAT);
+	if (ij_bit_is_set(EXT4_SB(sb)->s_journal))
+		ij_write_bit(EXT4_SB(sb)->s_journal, 0);
 }
 
 /**
@@ -290,27 +316,17 @@ void ij_clear_bit(struct super_block *sb)
  */
 bool ij_bit_is_left(struct super_block *sb)
 {
-	return sb_rdonly(sb) && ij_bit_is_set(sb);
-}
-
-/**
- * ij_runs - is this the mount whose bit it is?
- * @sb: the file system
- *
- * Its features were looked at before it got the bit; the cleanup of orphans comes behind that, and looks again.
- */
-bool ij_runs(struct super_block *sb)
-{
-	return EXT4_SB(sb)->s_ij;
+	return sb_rdonly(sb) && ij_bit_is_set(EXT4_SB(sb)->s_journal);
 }
 
 /**
  * ij_explain - say what is wrong with a file system that has to be recovered
- * @sb: the file system
+ * @sb: the file system, whose superblock had the bit before its journal's did
+ * @journal: its journal, if it is known
  */
-void ij_explain(struct super_block *sb)
+void ij_explain(struct super_block *sb, journal_t *journal)
 {
-	if (ij_bit_is_set(sb) && !ij_runs(sb))
+	if (ij_bit_is_set(journal) || EXT4_SB(sb)->s_es->s_feature_incompat & cpu_to_le32(IJOURNAL_INCOMPAT))
 		ext4_msg(sb, KERN_ERR, "ijournal: there may be i-transactions: recover them first");
 }
 

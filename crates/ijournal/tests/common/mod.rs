@@ -184,7 +184,7 @@ impl Disk {
         &self.0[block as usize * BLOCK..][..BLOCK]
     }
 
-    fn put(&mut self, block: u64, content: &[u8]) {
+    pub fn put(&mut self, block: u64, content: &[u8]) {
         self.0[block as usize * BLOCK..][..content.len()].copy_from_slice(content);
     }
 
@@ -230,10 +230,31 @@ impl Disk {
         (extents, nodes)
     }
 
-    /// The bit, as a kernel that was killed leaves it.
+    /// The bit, as a kernel that was killed leaves it: in the journal's superblock, and needs_recovery in the file system's.
     pub fn set_bit(&mut self) {
+        self.set_incompat(0x4);
+        let home = self.journal_superblock();
+        let mut block = self.block(home).to_vec();
+        let be32 = |block: &[u8], at: usize| u32::from_be_bytes(block[at..at + 4].try_into().unwrap());
+        let incompat = be32(&block, 0x28) | INCOMPAT_IJOURNAL;
+        block[0x28..0x2C].copy_from_slice(&incompat.to_be_bytes());
+        if incompat & 0x18 != 0 {
+            block[0xFC..0x100].fill(0);
+            let sum = crc32c(!0, &block[..1024]);
+            block[0xFC..0x100].copy_from_slice(&sum.to_be_bytes());
+        }
+        self.put(home, &block);
+    }
+
+    /// The block of the journal's superblock.
+    pub fn journal_superblock(&self) -> u64 {
+        self.blocks_of(8).0[0].0
+    }
+
+    /// Incompatible features of the file system.
+    pub fn set_incompat(&mut self, bits: u32) {
         let sb = &mut self.0[1024..2048];
-        let incompat = u32_at(sb, 0x60) | INCOMPAT_IJOURNAL | 0x4;
+        let incompat = u32_at(sb, 0x60) | bits;
         sb[0x60..0x64].copy_from_slice(&incompat.to_le_bytes());
         if u32_at(sb, 0x64) & 0x400 != 0 {
             let sum = crc32c(!0, &sb[..0x3FC]);

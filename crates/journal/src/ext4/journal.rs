@@ -5,6 +5,7 @@ use afterimage_block::{Buffers, ErrorKind, Sector, SECTOR_BYTES};
 
 use super::absorb::{Content, Piece};
 use super::layout::superblock::JournalSuperblock;
+use super::layout::IJOURNAL;
 use super::retained::{Retained, Stop};
 use super::systems::FileSystems;
 use super::volume::Phase;
@@ -150,6 +151,7 @@ impl FileSystems {
         let moved = log.guest_tail(versions, (newer.sequence(), start));
         log.set_superblock_read(versions, false);
         let why = match moved {
+            Ok(_) if newer.has_ijournal() => Some(IJOURNAL),
             Ok(_) if log.may_become(newer.features()) => None,
             Ok(_) => Some("its journal's features changed while transactions were in it"),
             Err(why) => Some(why),
@@ -239,7 +241,8 @@ impl FileSystems {
             // Another file system's journal owes nothing to the older one's tail.
             volume.clamp = None;
         }
-        if let Some(start) = superblock.start().filter(|_| alone && volume.superblock_read) {
+        let ijournal = superblock.has_ijournal();
+        if let Some(start) = superblock.start().filter(|_| alone && volume.superblock_read && !ijournal) {
             if volume.begin(versions, &superblock, start)? {
                 let (at, length) = volume.superblock_range();
                 volumes.note_superblocks(versions, at, length);
@@ -253,7 +256,8 @@ impl FileSystems {
         volume.superblock_read = alone && superblock.start().is_none();
         let superblock = volume.clamped(superblock);
         let superblock = volume.orphan_after(superblock);
-        self.through(at, superblock.bytes(), false, parts);
+        // A look says why nothing is retained.
+        self.through(at, superblock.bytes(), ijournal, parts);
         Ok(())
     }
 }

@@ -96,6 +96,7 @@ fn journal_superblocks() {
         (0x1C, 1024, "tail at block 1024"),
         (0x28, 0x20, "fast commits"),
         (0x28, 0x40, "unknown features"),
+        (0x28, 0x4000_0000, "iJournaling"),
         (0x28, 0x10, "checksum"),
         (0x28, 0x18, "several kinds of checksums"),
         (0x2C, 1, "unknown features"),

@@ -46,7 +46,7 @@ pub mod incompat {
     pub const INLINE_DATA: u32 = 0x8000;
     pub const ENCRYPT: u32 = 0x1_0000;
     pub const CASEFOLD: u32 = 0x2_0000;
-    /// iJournaling's (docs/ijournaling.md), no ext4's.
+    /// iJournaling's before its bit moved to the journal's superblock (docs/ijournaling.md), no ext4's.
     pub const IJOURNAL: u32 = 0x4000_0000;
     pub const KNOWN: u32 = FILETYPE
         | RECOVER
@@ -60,7 +60,8 @@ pub mod incompat {
         | LARGEDIR
         | INLINE_DATA
         | ENCRYPT
-        | CASEFOLD;
+        | CASEFOLD
+        | IJOURNAL;
 }
 
 pub mod ro_compat {
@@ -246,11 +247,6 @@ impl Superblock {
             return Err(unsupported("an ext2 of revision 0, which has no journal".into()));
         }
         let unknown = self.s_feature_incompat.get() & !incompat::KNOWN;
-        if unknown == incompat::IJOURNAL {
-            return Err(unsupported(
-                "ext4 in use with iJournaling, whose i-transactions would be judged by a journal that storage does not have".into(),
-            ));
-        }
         if unknown != 0 {
             return Err(unsupported(format!("ext4 with unknown features (incompat {unknown:#x})")));
         }

@@ -38,6 +38,8 @@ mod partition;
 pub mod superblock;
 mod volume;
 
+pub(super) use volume::IJOURNAL;
+
 /// Blocks of a journal that can be retained: the arena keeps pages of its own behind them ([`super::side`]).
 pub(super) const JOURNAL_BLOCKS_MAX: u32 = 1 << 31;
 

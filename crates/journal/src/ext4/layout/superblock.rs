@@ -28,8 +28,14 @@ const INCOMPAT_ASYNC_COMMIT: u32 = 0x4;
 const INCOMPAT_CSUM_V2: u32 = 0x8;
 const INCOMPAT_CSUM_V3: u32 = 0x10;
 const INCOMPAT_FAST_COMMIT: u32 = 0x20;
-const INCOMPAT_KNOWN: u32 =
-    INCOMPAT_REVOKE | INCOMPAT_64BIT | INCOMPAT_ASYNC_COMMIT | INCOMPAT_CSUM_V2 | INCOMPAT_CSUM_V3;
+/// iJournaling's (docs/ijournaling.md), no jbd2's.
+const INCOMPAT_IJOURNAL: u32 = 0x4000_0000;
+const INCOMPAT_KNOWN: u32 = INCOMPAT_REVOKE
+    | INCOMPAT_64BIT
+    | INCOMPAT_ASYNC_COMMIT
+    | INCOMPAT_CSUM_V2
+    | INCOMPAT_CSUM_V3
+    | INCOMPAT_IJOURNAL;
 
 /// The superblock's own bytes; the rest of its block is nobody's.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -267,6 +273,22 @@ impl JournalSuperblock {
         }
     }
 
+    /// Whether its file system may have i-transactions.
+    pub fn has_ijournal(&self) -> bool {
+        !self.is_v1() && self.raw().s_feature_incompat.get() & INCOMPAT_IJOURNAL != 0
+    }
+
+    /// The same superblock of a file system that has none, checksummed anew.
+    #[must_use]
+    pub fn without_ijournal(&self) -> Self {
+        let mut changed = self.clone();
+        if self.has_ijournal() {
+            let incompat = self.raw().s_feature_incompat.get() & !INCOMPAT_IJOURNAL;
+            changed.raw_mut().s_feature_incompat.set(incompat);
+        }
+        changed.signed()
+    }
+
     /// The same superblock with another tail, checksummed anew. `None` marks the log empty. A `start` outside
     /// `first..maxlen` is a bug of the caller and makes a superblock that [`JournalSuperblock::parse`] refuses.
     #[must_use]
@@ -276,10 +298,14 @@ impl JournalSuperblock {
         let raw = changed.raw_mut();
         raw.s_sequence.set(sequence.0);
         raw.s_start.set(start.map_or(0, |at| at.0));
+        changed.signed()
+    }
+
+    fn signed(mut self) -> Self {
         if self.features().checksummed() {
-            let checksum = changed.checksum();
-            changed.raw_mut().s_checksum.set(checksum);
+            let checksum = self.checksum();
+            self.raw_mut().s_checksum.set(checksum);
         }
-        changed
+        self
     }
 }

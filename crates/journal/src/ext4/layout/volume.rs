@@ -2,7 +2,7 @@
 
 use afterimage_block::{BlockError, Sector, SECTOR_BYTES};
 
-use super::ext4::{corrupt, unsupported, Reader, Superblock};
+use super::ext4::{corrupt, incompat, unsupported, Reader, Superblock};
 use super::extents::{self, Limits};
 use super::group::Group;
 use super::inode::Inode;
@@ -13,6 +13,10 @@ use crate::ids::{Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 
 /// How much of a volume's beginning is looked at: up to the superblock of btrfs at 64 KiB.
 const HEAD_BYTES: usize = 68 * 1024;
+
+/// Why a journal is left alone whose file system may have i-transactions.
+pub const IJOURNAL: &str =
+    "ext4 in use with iJournaling, whose i-transactions would be judged by a journal that storage does not have";
 
 /// What stands at a place.
 pub struct Seen {
@@ -95,6 +99,9 @@ pub fn look_ext4(source: &mut dyn Source, start: Sector, sectors: u64) -> Result
 
 /// Refuses journals that are sound, and not to be retained.
 fn check_retainable(superblock: &Superblock, journal: &JournalSuperblock) -> Result<(), JournalError> {
+    if superblock.has_incompat(incompat::IJOURNAL) || journal.has_ijournal() {
+        return Err(unsupported(IJOURNAL.into()));
+    }
     if !journal.is_v1() && journal.uuid() != superblock.s_uuid {
         return Err(corrupt(
             "the journal bears another UUID than its ext4 (tune2fs -U leaves it so); tune2fs -O ^has_journal and \
