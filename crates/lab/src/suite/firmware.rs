@@ -137,6 +137,7 @@ fn live_through(guest: &Guest, machine: Machine, daemon: &mut Daemon) -> Result<
     guest.wait_report("suite", "reset")?;
     restart(daemon)?;
     std::thread::sleep(4 * HALF);
+    while !settled(daemon)? && !guest.out_of_time() {}
     restart(daemon)?;
     Ok(version)
 }
