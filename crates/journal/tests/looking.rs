@@ -84,6 +84,34 @@ fn a_logical_partition_that_is_made_is_found() {
     assert_eq!(served.disk().status().file_systems[0].mode, "retain");
 }
 
+/// On the whole disk and in a partition, by a guest that writes nothing else before.
+#[test]
+fn another_file_system_that_is_made_is_told_of() {
+    for (at, signature, why) in [
+        (0, &b"XFSB"[..], "xfs"),
+        (4086, b"SWAPSPACE2", "swap"),
+        (65526, b"SWAPSPACE2", "swap"),
+        (0x1_0040, b"_BHRfS_M", "btrfs"),
+    ] {
+        for partition in [0, 2048] {
+            let mut base = vec![0; 2 << 20];
+            if partition > 0 {
+                base[..512].copy_from_slice(&table(&[0], 2048 / 8));
+            }
+            let (mut served, _) = reads(&base, 4 << 20, wait_for_home());
+            assert!(served.disk().status().file_systems.is_empty());
+            let mut sector = [0; 512];
+            sector[at % 512..][..signature.len()].copy_from_slice(signature);
+            served.lane().write(Sector(partition + at as u64 / 512), &sector).unwrap();
+            let found = served.disk().status().file_systems;
+            assert!(
+                found.len() == 1 && found[0].why.as_deref().is_some_and(|w| w.contains(why)),
+                "{at:#x} at {partition}: {found:?}"
+            );
+        }
+    }
+}
+
 /// A partition of a few sectors at the disk's end, with what looks like an ext4 in it, and then like something else.
 #[test]
 fn a_place_that_is_smaller_than_a_block_can_be_looked_at() {

@@ -1,5 +1,7 @@
 //! What is on the disk, learnt at the beginning and whenever the guest changes what that rests on.
 
+use std::ops::Range;
+
 use afterimage_block::{BlockError, Buffers, Sector, SECTOR_BYTES};
 
 use super::layout::{self, Found, Source};
@@ -16,7 +18,7 @@ pub(super) struct Survey {
     pub(super) disk_sectors: u64,
     /// The disk's first sectors, and what else was read of partition tables: logical partitions, GPT's entries elsewhere.
     tables: Vec<(Sector, Vec<u8>)>,
-    /// Where partitions begin, whatever is in them.
+    /// Where the disk and its partitions begin, whatever is in them.
     places: Vec<Sector>,
     /// The guest's next flush is an occasion to look again.
     pub(super) look_at_flush: bool,
@@ -38,6 +40,7 @@ impl Survey {
         below.read(Sector(0), &mut first)?;
         let mut tables = Tables { below, read: vec![(Sector(0), first)] };
         self.places = layout::places(&mut tables, self.disk_sectors)?;
+        self.places.push(Sector(0));
         self.tables = tables.read;
         self.look_at_flush = false;
         Ok(found)
@@ -48,7 +51,11 @@ impl Survey {
         let blank = |place: &&Sector| !volumes.iter().any(|v| v.start == **place);
         let table = |(at, bytes): &(Sector, Vec<u8>)| (*at, bytes.len() as u64 / SECTOR_BYTES);
         let mut ranges: Vec<(Sector, u64)> = self.tables.iter().map(table).collect();
-        ranges.extend(self.places.iter().filter(blank).map(|place| (Sector(place.0 + 2), 2)));
+        let signatures = |place: &Sector| {
+            let start = place.0;
+            layout::SIGNATURES.into_iter().map(move |s| (Sector(start + s.start), s.end - s.start))
+        };
+        ranges.extend(self.places.iter().filter(blank).flat_map(signatures));
         ranges
     }
 
@@ -113,11 +120,12 @@ impl Survey {
         }
         // Where nothing was recognised yet, somebody may make a file system.
         let blank = |place: &&Sector| !volumes.iter().any(|v| v.start == **place);
-        let superblock = |place: &Sector| {
-            let start = place.0 * SECTOR_BYTES;
-            from < start + 2048 && start + 1024 < to
+        let signature = |place: &Sector| {
+            let touches =
+                |s: Range<u64>| sector.0 < place.0 + s.end && place.0 + s.start < sector.0 + sectors;
+            layout::SIGNATURES.into_iter().any(touches)
         };
-        look_again || self.places.iter().filter(blank).any(superblock)
+        look_again || self.places.iter().filter(blank).any(signature)
     }
 }
 

@@ -3,6 +3,8 @@
 //! Signatures as in the formats' own documents: LVM2 `lib/format_text/layout.h`, LUKS1/LUKS2 on-disk format, kernel
 //! `include/uapi/linux/raid/md_p.h`, `include/linux/swap.h`, `fs/xfs/libxfs/xfs_format.h`, `fs/btrfs`.
 
+use std::ops::Range;
+
 use afterimage_block::{BlockError, Sector, SECTOR_BYTES};
 
 use super::group::u32_at;
@@ -11,6 +13,9 @@ use super::Source;
 /// `MD_SB_MAGIC`.
 const MD_MAGIC: u32 = 0xA92B_4EFC;
 const PAGE_BYTES: [usize; 4] = [4096, 8192, 16384, 65536];
+
+/// Sectors of a volume in which a file system says what it is: XFS, ext4, swap space with pages of each size, btrfs (behind the last).
+pub const SIGNATURES: [Range<u64>; 6] = [0..1, 2..4, 7..8, 15..16, 31..32, 127..129];
 
 /// A sentence, and the UUID where the signature has one in binary.
 type Recognised = Option<(String, Option<[u8; 16]>)>;

@@ -38,6 +38,7 @@ mod partition;
 pub mod superblock;
 mod volume;
 
+pub(super) use foreign::SIGNATURES;
 pub(super) use volume::IJOURNAL;
 
 /// Blocks of a journal that can be retained: the arena keeps pages of its own behind them ([`super::side`]).
