@@ -1,6 +1,6 @@
 //! One error type; it keeps *corrupt*, *unsupported* and *I/O* apart.
 
-use afterimage_block::BlockError;
+use afterimage_block::{BlockError, ErrorKind};
 
 /// Why a file system's journal is not, or no longer, retained, or why retained data could not be handled.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -29,6 +29,15 @@ impl JournalError {
     /// An I/O failure with what was being done.
     pub fn io(context: impl Into<std::sync::Arc<str>>, source: std::io::Error) -> Self {
         Self::Block(BlockError::io(context, source))
+    }
+
+    /// Whether there is no memory: the bound is reached, or the arena's tmpfs is full.
+    pub(crate) fn is_full(&self) -> bool {
+        match self {
+            Self::Full { .. } => true,
+            Self::Block(e) => e.kind() == ErrorKind::NoSpace,
+            Self::Corrupt(_) | Self::Unsupported(_) | Self::Foreign(_) => false,
+        }
     }
 
     /// As whoever asked for a block is told.

@@ -22,6 +22,8 @@ pub enum Mutation {
     DropUnsound,
     /// A transaction that is home is given up before the guest's own tail has passed it. Caches below a file system find it.
     ReleaseHome,
+    /// What is served from home is not saved before that is written. Caches below a file system find it.
+    ForgetSave,
     /// A commit under `power-window` does not wait for what is being written home.
     CommitOverFlight,
     /// What was committed while an older content was in flight never goes home by itself, and the guest's tail passes it.

@@ -26,6 +26,7 @@ fn record(n: u64) -> VolumeRecord {
         superblock_read: n % 3 == 1,
         stamped: n % 5 == 1,
         commit_waits: n % 7 == 1,
+        from_home: n % 5 == 1,
         absorbing: n % 2 == 0,
     }
 }

@@ -1,17 +1,21 @@
 //! Kills a process that works in an arena, at any instant, again and again: what is there afterwards is exactly what it
 //! had acknowledged and the steps that followed up to some step, each of them whole.
 //!
+//! Blocks are also given up to homes on a disk, and saved from there before those are written: they read the same all the time.
+//!
 //! It acknowledges every [`BATCH`] steps only: where it told of each, most kills would meet it in that system call.
 
 use std::collections::BTreeMap;
 use std::env;
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use afterimage_journal::arena::{Arena, ArenaIdentity, Mark, VolumeId, VolumeRecord};
-use afterimage_journal::{AreaBlock, Tid};
+use afterimage_journal::{AreaBlock, Block, FsBlock, Tid, BLOCK_BYTES};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -31,6 +35,10 @@ enum Step {
     Store(u16, u32),
     Remove(u16, u32),
     Overwritten(u16, u32, bool),
+    /// It is written home, and served from there.
+    Home(u16, u32),
+    /// Its home is written with something else.
+    WriteHome(u16, u32),
     Record(u16),
     Tail(u16),
     Clear(u16),
@@ -43,7 +51,9 @@ fn step(seed: u64, number: u64) -> Step {
     let volume = rng.random_range(0..2);
     let block = rng.random_range(0..140);
     match rng.random_range(0..1000) {
-        0..=799 => Step::Store(volume, block),
+        0..=399 => Step::Store(volume, block),
+        400..=699 => Step::Home(volume, block),
+        700..=799 => Step::WriteHome(volume, block),
         800..=859 => Step::Remove(volume, block),
         860..=899 => Step::Overwritten(volume, block, rng.random_bool(0.5)),
         900..=929 => Step::Record(volume),
@@ -61,6 +71,7 @@ fn record(value: u64, tail: u32) -> VolumeRecord {
         superblock_read: value % 3 == 1,
         stamped: value % 5 == 1,
         commit_waits: value % 7 == 1,
+        from_home: value % 5 == 1,
         absorbing: value % 2 == 1,
     }
 }
@@ -79,6 +90,11 @@ impl Held {
                     held.1 = overwritten;
                 }
             }
+            Step::Home(v, b) => {
+                if let Some(held) = self.blocks.get_mut(&(v, b)) {
+                    held.1 = false;
+                }
+            }
             Step::Record(v) => {
                 self.records.insert(v, (number, number as u32));
             }
@@ -91,15 +107,17 @@ impl Held {
                 self.blocks.retain(|k, _| k.0 != v);
                 self.records.remove(&v);
             }
-            Step::Trim(_) => {}
+            Step::WriteHome(..) | Step::Trim(_) => {}
         }
     }
 
-    fn read(arena: &Arena) -> Self {
+    fn read(arena: &Arena, disk: &File) -> Self {
         let mut held = Self::default();
         for v in 0..2 {
-            for at in arena.blocks(VolumeId(v)) {
-                let block = arena.get(VolumeId(v), at).unwrap();
+            let here = arena.blocks(VolumeId(v)).into_iter().filter(|at| at.0 < PAGES);
+            let at_home = arena.served_from(VolumeId(v), FsBlock(0), FsBlock(u64::MAX)).map(|(_, at)| at);
+            for at in here.chain(at_home) {
+                let block = content(arena, disk, v, at).unwrap();
                 assert!(block.chunks_exact(8).all(|word| word == &block[..8]), "a mixture of two contents");
                 let value = u64::from_le_bytes(block[..8].try_into().unwrap());
                 held.blocks
@@ -115,16 +133,55 @@ impl Held {
     }
 }
 
-fn run(arena: &mut Arena, seed: u64, number: u64) {
+/// Journals have fewer blocks.
+const PAGES: u32 = 1 << 31;
+
+fn home(v: u16, at: AreaBlock) -> FsBlock {
+    FsBlock(u64::from(v) * 256 + u64::from(at.0))
+}
+
+fn content(arena: &Arena, disk: &File, v: u16, at: AreaBlock) -> Option<Block> {
+    let Some(home) = arena.home_of(VolumeId(v), at) else { return arena.get(VolumeId(v), at).copied() };
+    let mut block = [0; BLOCK_BYTES];
+    disk.read_exact_at(&mut block, home.0 * BLOCK_BYTES as u64).unwrap();
+    Some(block)
+}
+
+fn filled(number: u64) -> Block {
+    let mut block = [0; BLOCK_BYTES];
+    block.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&number.to_le_bytes()));
+    block
+}
+
+fn put(arena: &mut Arena, v: u16, at: AreaBlock, content: &Block) {
+    let mut fill = |block: &mut Block| {
+        *block = *content;
+        None
+    };
+    arena.store(VolumeId(v), at, &mut fill).unwrap();
+}
+
+/// Saves what is served from a home, and writes that.
+fn write_home(arena: &mut Arena, disk: &File, v: u16, at: AreaBlock, new: &Block) {
+    if arena.home_of(VolumeId(v), at).is_some() {
+        let old = content(arena, disk, v, at).unwrap();
+        put(arena, v, at, &old);
+    }
+    disk.write_all_at(new, home(v, at).0 * BLOCK_BYTES as u64).unwrap();
+}
+
+fn run(arena: &mut Arena, disk: &File, seed: u64, number: u64) {
     match step(seed, number) {
-        Step::Store(v, b) => arena
-            .store(VolumeId(v), AreaBlock(b), &mut |block| {
-                for word in block.chunks_exact_mut(8) {
-                    word.copy_from_slice(&number.to_le_bytes());
-                }
-                None
-            })
-            .unwrap(),
+        Step::Store(v, b) => put(arena, v, AreaBlock(b), &filled(number)),
+        Step::Home(v, b) => {
+            let at = AreaBlock(b);
+            if let Some(block) = arena.get(VolumeId(v), at).copied() {
+                write_home(arena, disk, v, at, &block);
+                arena.set_mark(VolumeId(v), at, Some(Mark::Home));
+                assert!(arena.give_up_to(VolumeId(v), at, home(v, at)));
+            }
+        }
+        Step::WriteHome(v, b) => write_home(arena, disk, v, AreaBlock(b), &filled(!number)),
         Step::Remove(v, b) => {
             arena.remove(VolumeId(v), AreaBlock(b));
         }
@@ -137,9 +194,23 @@ fn run(arena: &mut Arena, seed: u64, number: u64) {
                 arena.records.set(VolumeId(v), record(old.start_sector, number as u32));
             }
         }
-        Step::Clear(v) => arena.clear_volume(VolumeId(v)),
+        Step::Clear(v) => {
+            arena.clear_volume(VolumeId(v));
+            arena.reserve_marks(VolumeId(v), 140);
+        }
         Step::Trim(spare_bytes) => arena.trim(spare_bytes),
     }
+}
+
+/// Where blocks have their homes.
+fn disk(arena: &Path) -> File {
+    File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(arena.with_extension("disk"))
+        .unwrap()
 }
 
 /// Not a test by itself: the process that is killed.
@@ -150,9 +221,16 @@ fn child() {
     let number = |name| env::var(name).unwrap().parse::<u64>().unwrap();
     let (seed, first) = (number("ARENA_KILL_SEED"), number("ARENA_KILL_FIRST"));
     let mut arena = Arena::open(Path::new(&path), Some(IDENTITY)).unwrap();
+    let disk = disk(Path::new(&path));
+    // Killed before it had room again.
+    for v in (0..2).map(VolumeId) {
+        if !arena.blocks(v).iter().any(|at| at.0 >= PAGES) {
+            arena.reserve_marks(v, 140);
+        }
+    }
     let mut acknowledge = std::io::stderr().lock();
     for number in first.. {
-        run(&mut arena, seed, number);
+        run(&mut arena, &disk, seed, number);
         if (number + 1) % BATCH > 0 {
             continue;
         }
@@ -192,7 +270,7 @@ fn a_kill_leaves_every_step_whole() {
                 next += 1;
             }
         }
-        let found = Held::read(&Arena::open(&path, Some(IDENTITY)).unwrap());
+        let found = Held::read(&Arena::open(&path, Some(IDENTITY)).unwrap(), &disk(&path));
         let acknowledged = next;
         while found != held {
             assert!(

@@ -3,14 +3,21 @@
 
 mod common;
 
-use afterimage_block::{Disk as _, Quiesced, Sector};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use afterimage_block::{Disk as _, Medium, MediumDisk, Quiesced, Sector};
 use afterimage_journal::ext4::Options;
 use afterimage_journal::layout::superblock::JournalSuperblock;
 use afterimage_journal::layout::Layout;
 use afterimage_journal::log::encode::{Draft, Encoder};
 use afterimage_journal::log::LogGeometry;
 use afterimage_journal::{AreaBlock, Block, FsBlock, Mutation, Tid, BLOCK_BYTES};
-use common::{at_commit, differences, ext4, journal_superblock, layouts, recovered, wait_for_home, Served};
+use common::{
+    at_commit, differences, ext4, ext4_of, journal_superblock, layouts, recovered, wait_for_home, Memory,
+    Served,
+};
 
 const PLENTY: u64 = 32 << 20;
 const SHORT: u64 = 64 << 10;
@@ -123,7 +130,7 @@ const BESIDE: [Beside; 7] = [
 #[test]
 fn a_log_reads_back_as_it_was_written() {
     reads_back(None);
-    for mutation in [Mutation::ReleaseHome, Mutation::ReleaseEarly] {
+    for mutation in [Mutation::ReleaseHome, Mutation::ReleaseEarly, Mutation::ForgetSave] {
         assert!(
             std::panic::catch_unwind(|| reads_back(Some(mutation))).is_err(),
             "{mutation:?} was not noticed"
@@ -168,6 +175,61 @@ fn reads_back(mutation: Option<Mutation>) {
                         "{what}: without"
                     );
                 }
+            }
+        }
+    }
+}
+
+/// What is served from home is written over, by whatever comes. The daemon may die before any of that lands.
+#[test]
+fn what_is_served_from_home_is_saved_first() {
+    type Over = fn(&mut Served, Sector);
+    let over: [(&str, Over); 4] = [
+        ("another content", |served, at| served.lane().write(at, &[0xee; BLOCK_BYTES]).unwrap()),
+        ("a part", |served, at| served.lane().write(Sector(at.0 + 3), &[0xee; 512]).unwrap()),
+        ("zeroes", |served, at| served.lane().write_zeroes(Sector(at.0 - 1), 12, true).unwrap()),
+        ("a discard", |served, at| served.lane().discard(at, 40).unwrap()),
+    ];
+    let base = ext4();
+    for contract in [wait_for_home as Contract, at_commit] {
+        for bytes_max in [1 << 20, SHORT] {
+            for (what, write) in over {
+                let what = format!("{what}, {bytes_max} bytes, {}", contract().home.is_some());
+                let mut served = Served::new(base.clone(), bytes_max, contract());
+                let mut guest = Guest::of_empty(&base);
+                guest.begin(&mut served);
+                guest.commit(&mut served, 0..8, 3);
+                guest.write_home(&mut served);
+                served.disk().make_room().unwrap();
+                // Memory is short, or is not.
+                if bytes_max == SHORT {
+                    guest.commit(&mut served, 20..40, 7);
+                }
+                let from_home = served.disk().status().file_systems[0].served_from_home;
+                assert!(from_home > 0, "{what}: nothing is served from home");
+                for home in 0..8 {
+                    let before = served.below.bytes();
+                    write(&mut served, FsBlock(DATA + home).sector(guest.layout.start));
+                    let mut below = served.below.bytes();
+                    let homes = DATA as usize * BLOCK_BYTES..(DATA as usize + 16) * BLOCK_BYTES;
+                    below[homes.clone()].copy_from_slice(&before[homes]);
+                    guest.assert_log(
+                        &mut served.after(below, &served.arena()),
+                        &format!("{what}, not landed"),
+                    );
+                    guest.assert_log(&mut served.copy(), &what);
+                }
+                guest.assert_log(&mut served, &what);
+                let found = served.disk().status().file_systems.remove(0);
+                assert!(
+                    found.served_from_home < from_home && found.classes.saved_blocks > 0,
+                    "{what}: {found:?}"
+                );
+                // Pause, and the copy that it is for.
+                served.disk().pause().unwrap();
+                let copy = Guest { layout: layouts(&base).remove(0), ..guest };
+                let mut image = Served::new(served.below.bytes(), PLENTY, contract());
+                copy.assert_log(&mut image, &format!("{what}, a copy"));
             }
         }
     }
@@ -265,4 +327,71 @@ fn what_an_earlier_version_gave_up_is_not_looked_for() {
     guest.commit(&mut served, 40..45, 4);
     guest.assert_log(&mut served, "behind it");
     assert!(!served.disk().finish(true).unwrap(), "no more");
+}
+
+/// Counts what is written.
+struct Written(Arc<Memory>, Arc<AtomicU64>);
+
+impl Medium for Written {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<()> {
+        self.0.read_at(buf, offset)
+    }
+
+    fn write_at(&self, buf: &[u8], offset: u64) -> io::Result<()> {
+        self.1.fetch_add(buf.len() as u64, Ordering::Relaxed);
+        self.0.write_at(buf, offset)
+    }
+
+    fn zero_at(&self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
+        self.0.zero_at(offset, len, unmap)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+}
+
+/// A log of several times the memory, whose blocks the guest writes home at once or much later, as its tail does not move. With so little memory that
+/// where blocks stand cannot be remembered, all of it is written twice, as earlier versions wrote it.
+#[test]
+fn a_log_above_the_bound_costs_no_second_write() {
+    let base = ext4_of(64, 16);
+    for (later, bytes_max) in [(0, 2 << 20), (20, 2 << 20), (0, 200 << 10), (20, 200 << 10)] {
+        let written = Arc::new(AtomicU64::new(0));
+        let told = Arc::clone(&written);
+        let over: common::Over =
+            Arc::new(move |memory| Arc::new(MediumDisk::new(Arc::new(Written(memory, Arc::clone(&told))))));
+        let mut served = Served::over(base.clone(), bytes_max, wait_for_home(), over, None);
+        let mut guest = Guest::of_empty(&base);
+        guest.begin(&mut served);
+        let homes: Vec<u64> =
+            (0..4000).filter(|n| guest.layout.area_of(FsBlock(DATA + n)).is_none()).collect();
+        let transactions: Vec<&[u64]> = homes.chunks_exact(50).take(40).collect();
+        written.store(0, Ordering::Relaxed);
+        for n in 0..transactions.len() + later {
+            if let Some(blocks) = transactions.get(n) {
+                assert_eq!(blocks[49] - blocks[0], 49, "they lie in a row");
+                guest.commit(&mut served, blocks[0]..blocks[0] + 50, n as u8);
+            }
+            for block in n.checked_sub(later).and_then(|n| transactions.get(n)).into_iter().copied().flatten()
+            {
+                let home = FsBlock(DATA + block);
+                let (_, content) = guest.committed.iter().find(|(of, _)| *of == home).unwrap();
+                served.lane().write(home.sector(guest.layout.start), &content[..]).unwrap();
+            }
+        }
+        let bytes = written.load(Ordering::Relaxed) as f64 / (transactions.len() * 50 * BLOCK_BYTES) as f64;
+        let status = served.disk().status();
+        let system = &status.file_systems[0];
+        println!("{bytes_max} bytes, home writes {later} transactions later: {bytes:.3} writes a block; {system:?}");
+        let expected = if bytes_max < 2 << 20 { 1.8..2.2 } else { 1.0..1.06 };
+        assert!(expected.contains(&bytes), "{bytes} writes a block: {system:?}");
+        assert!(status.arena_used_bytes <= bytes_max, "{status:?}");
+        assert_eq!(system.served_from_home > 500, bytes_max == 2 << 20, "{system:?}");
+        guest.assert_log(&mut served, "above the bound");
+    }
 }

@@ -244,7 +244,7 @@ impl World {
         let is_discard = rng.random_ratio(1, 10);
         if is_discard {
             bytes.fill(0);
-            versions.overwrite(sector, sectors);
+            versions.overwrite(sector, sectors).unwrap();
         } else if versions.touches(sector, sectors) {
             carried = versions.compare(sector, sectors, &Buffers::from_bytes(&bytes)).unwrap();
         }

@@ -234,6 +234,8 @@ pub struct FileSystemStatus {
     pub versions_pending: u64,
     /// Bytes of the versions.
     pub data_bytes: u64,
+    /// Journal blocks that are not held, because their home holds the same bytes.
+    pub served_from_home: u64,
     /// Bytes of journal information: what says where a version is and where it belongs.
     pub information_bytes: u64,
     /// What the guest's requests meant.
@@ -271,6 +273,8 @@ pub struct Classes {
     pub checkpoint_blocks: u64,
     /// Journal blocks that went to their own place on the disk, for want of memory.
     pub evicted_blocks: u64,
+    /// Journal blocks that were served from home and were saved, because that was written.
+    pub saved_blocks: u64,
 }
 
 /// What locks the daemon in, in words.

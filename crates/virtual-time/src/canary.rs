@@ -97,10 +97,11 @@ impl Canary {
         {
             use afterimage_journal::Mutation;
             let order = afterimage_order::redo::Mutation::ALL.map(Self::Order);
-            let journal = Mutation::ALL
-                .into_iter()
-                .chain(Mutation::CONCURRENT)
-                .chain([Mutation::DropUnsound, Mutation::ReleaseHome]);
+            let journal = Mutation::ALL.into_iter().chain(Mutation::CONCURRENT).chain([
+                Mutation::DropUnsound,
+                Mutation::ReleaseHome,
+                Mutation::ForgetSave,
+            ]);
             devices.chain(order).chain(journal.map(Self::Journal)).collect()
         }
         #[cfg(not(feature = "canaries"))]

@@ -13,7 +13,7 @@ pub fn arena(status: &afterimage_journal::DiskStatus) -> ArenaStatus {
 
 /// What the file system's requests meant since it was found, and what became of it: name, meaning, count. All
 /// counts only grow.
-pub fn counts(classes: &Classes) -> [(&'static str, &'static str, u64); 11] {
+pub fn counts(classes: &Classes) -> [(&'static str, &'static str, u64); 12] {
     [
         ("journal_commits", "Transactions that the guest committed", classes.journal_commits),
         (
@@ -37,6 +37,11 @@ pub fn counts(classes: &Classes) -> [(&'static str, &'static str, u64); 11] {
             "journal_evicted_blocks",
             "Journal blocks sent to their own place for want of memory",
             classes.evicted_blocks,
+        ),
+        (
+            "journal_saved_blocks",
+            "Journal blocks served from home that were saved, because that was written",
+            classes.saved_blocks,
         ),
     ]
 }

@@ -175,7 +175,7 @@ impl RetainDisk {
     /// The disk below failed.
     pub fn spill(&self) -> Result<(), JournalError> {
         let mut systems = self.shared.lock_idle();
-        self.act(&mut systems, |systems| systems.make_room(0))
+        self.act(&mut systems, FileSystems::spill_all)
     }
 
     /// Acts on what is retained for a client that is no file system of the guest's; what becomes due by it is home when this returns.

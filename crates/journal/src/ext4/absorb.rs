@@ -55,11 +55,19 @@ impl Content<'_> {
 
 impl Retained {
     /// A journal block as the guest is shown it, where it is not the disk's own.
-    pub(super) fn content(&self, versions: &Versions, at: AreaBlock) -> Option<Block> {
+    /// What is served from home is read here, as nothing is written there meanwhile.
+    pub(super) fn content(
+        &self,
+        versions: &mut Versions,
+        at: AreaBlock,
+    ) -> Result<Option<Block>, BlockError> {
         if at == AreaBlock(0) {
-            return Some(*self.log.served().bytes());
+            return Ok(Some(*self.log.served().bytes()));
         }
-        versions.arena.get(self.log.id, at).copied()
+        match versions.arena.home_of(self.log.id, at) {
+            Some(_) => self.content_or_below(versions, at).map(Some),
+            None => Ok(versions.arena.get(self.log.id, at).copied()),
+        }
     }
 
     fn content_or_below(&self, versions: &mut Versions, at: AreaBlock) -> Result<Block, BlockError> {

@@ -53,6 +53,8 @@ pub(super) struct Log {
     pub(super) superblock_read: bool,
     /// Of so many of the oldest transactions no block is in memory any more.
     pub(super) spilled: usize,
+    /// Of so many nothing is pending any more, and what is home is served from there.
+    pub(super) homed: usize,
     /// It may begin elsewhere: see [`super::orphan`].
     pub(super) unproven: bool,
 }
@@ -127,6 +129,7 @@ impl Log {
             came_by: None,
             superblock_read: false,
             spilled: 0,
+            homed: 0,
             unproven: false,
         }
     }
@@ -250,6 +253,7 @@ impl Log {
     pub(super) fn pop(&mut self) -> Option<Committed> {
         let oldest = self.transactions.pop_front()?;
         self.spilled = self.spilled.saturating_sub(1);
+        self.homed = self.homed.saturating_sub(1);
         self.held_blocks -= u64::from(oldest.blocks);
         self.listed -= oldest.homes.len();
         // Many a journal may have been long.

@@ -217,6 +217,19 @@ impl FileSystems {
         Ok(())
     }
 
+    /// The log goes to its own place on the disk, as far as it can do without memory, also what is served from home: making the image complete
+    /// then is short work.
+    ///
+    /// # Errors
+    /// The disk below failed.
+    pub fn spill_all(&mut self) -> Result<(), JournalError> {
+        self.evict_all()?;
+        for Retained { log, place, .. } in self.volumes.list.iter_mut().filter_map(Volume::retained_mut) {
+            place.put_log(&mut self.versions, log)?;
+        }
+        Ok(())
+    }
+
     /// Whatever can do without memory goes to its own place on the disk.
     pub(super) fn evict_all(&mut self) -> Result<(), JournalError> {
         for Retained { log, place, .. } in self.volumes.list.iter_mut().filter_map(Volume::retained_mut) {

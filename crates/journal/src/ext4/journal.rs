@@ -1,7 +1,7 @@
 //! Writes to a journal: its blocks are absorbed, and its superblock says that the guest mounts, moves the tail, changes features, or is
 //! done.
 
-use afterimage_block::{Buffers, ErrorKind, Sector, SECTOR_BYTES};
+use afterimage_block::{Buffers, Sector, SECTOR_BYTES};
 
 use super::absorb::{Content, Piece};
 use super::layout::superblock::JournalSuperblock;
@@ -56,8 +56,7 @@ impl FileSystems {
             let Some(sector) = self.volumes.list[v].sector_of(at) else { return Ok(()) };
             let block = content.block();
             self.volumes.adopt(&mut self.versions, sector, BLOCK_SECTORS, &Buffers::from_bytes(&block))?;
-            self.through(sector, &block, false, parts);
-            return Ok(());
+            return self.through(sector, &block, false, parts);
         }
         self.versions.count(id).journal_absorbed_bytes += absorbed_bytes;
         parts.push(Part::Done);
@@ -76,7 +75,7 @@ impl FileSystems {
         loop {
             let error = match self.versions.store(id, at, &mut |slot| content.store(slot, signed)) {
                 Ok(()) => return Ok(Kept::Here),
-                Err(error) if is_full(&error) => error,
+                Err(error) if error.is_full() => error,
                 Err(error) => return Err(error),
             };
             if !made_room {
@@ -130,8 +129,7 @@ impl FileSystems {
             Err(why) => {
                 // What mkfs or an administrator puts there is not to be mixed with what was committed before.
                 volumes.leave(v, versions, &why, false)?;
-                self.through(sector, &block, true, parts);
-                return Ok(());
+                return self.through(sector, &block, true, parts);
             }
         };
         let Some(start) = newer.start() else {
@@ -140,8 +138,7 @@ impl FileSystems {
             volumes.list[v].disarm(versions, "waiting for the next mount");
             volumes.list[v].superblock_read = true;
             volumes.changed();
-            self.through(sector, &block, false, parts);
-            return Ok(());
+            return self.through(sector, &block, false, parts);
         };
         if options.drop_journal {
             log.superblock = newer;
@@ -162,8 +159,7 @@ impl FileSystems {
                 // The guest knows where its log begins.
                 volumes.list[v].clamp = None;
             }
-            self.through_clamped(v, sector, newer, parts);
-            return Ok(());
+            return self.through_clamped(v, sector, newer, parts);
         }
         // A reader of the copy of the log on the disk alone would begin behind the guest's tail.
         if place.on_disk {
@@ -174,8 +170,7 @@ impl FileSystems {
         log.read = None;
         log.superblock = newer.clone();
         if let Kept::Left = self.keep(v, AreaBlock(0), &Content::Composed(block.into()))? {
-            self.through_clamped(v, sector, newer, parts);
-            return Ok(());
+            return self.through_clamped(v, sector, newer, parts);
         }
         self.versions.count(id).journal_truncations += u64::from(truncated);
         parts.push(if truncated && self.options.vflush_at_truncation { Part::Durable } else { Part::Done });
@@ -183,11 +178,18 @@ impl FileSystems {
     }
 
     /// A whole block of a journal that is not absorbed any more goes to its own place on the disk.
-    fn through(&mut self, sector: Sector, block: &Block, look_again: bool, parts: &mut Vec<Part>) {
+    fn through(
+        &mut self,
+        sector: Sector,
+        block: &Block,
+        look_again: bool,
+        parts: &mut Vec<Part>,
+    ) -> Result<(), JournalError> {
         // One that was left may have had it where another file system has its blocks now.
-        self.versions.overwrite(sector, 8);
+        self.versions.overwrite(sector, 8)?;
         let track = self.volumes.track(&mut self.versions, sector, 8, Carried::default(), look_again);
         parts.push(Part::Below { sector, sectors: 8, copy: Some(Buffers::from_bytes(block)), track });
+        Ok(())
     }
 
     /// So does a superblock, with a tail that does not fall behind what the disk holds.
@@ -197,9 +199,9 @@ impl FileSystems {
         sector: Sector,
         superblock: JournalSuperblock,
         parts: &mut Vec<Part>,
-    ) {
+    ) -> Result<(), JournalError> {
         let superblock = self.volumes.list[v].clamped(superblock);
-        self.through(sector, superblock.bytes(), false, parts);
+        self.through(sector, superblock.bytes(), false, parts)
     }
 
     /// A write to the journal superblock, or to a part of it, of a file system that waits for a mount. `at` is the
@@ -231,7 +233,7 @@ impl FileSystems {
                 }
                 volume.orphan = None;
                 volume.superblock_read = false;
-                versions.overwrite(sector, sectors);
+                versions.overwrite(sector, sectors)?;
                 let track = volumes.track(versions, sector, sectors, Carried::default(), true);
                 parts.push(Part::Below { sector, sectors, copy: None, track });
                 return Ok(());
@@ -257,17 +259,7 @@ impl FileSystems {
         let superblock = volume.clamped(superblock);
         let superblock = volume.orphan_after(superblock);
         // A look says why nothing is retained.
-        self.through(at, superblock.bytes(), ijournal, parts);
-        Ok(())
-    }
-}
-
-/// Whether there is no memory: the bound is reached, or the arena's tmpfs is full.
-fn is_full(error: &JournalError) -> bool {
-    match error {
-        JournalError::Full { .. } => true,
-        JournalError::Block(e) => e.kind() == ErrorKind::NoSpace,
-        JournalError::Corrupt(_) | JournalError::Unsupported(_) | JournalError::Foreign(_) => false,
+        self.through(at, superblock.bytes(), ijournal, parts)
     }
 }
 

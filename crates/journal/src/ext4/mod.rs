@@ -7,9 +7,8 @@
 //! ```
 //!
 //! A state machine: events in (a write, a completion, a read, "the guest may be gone"), parts of requests and sets of home writes
-//! out. It has no threads, and no clock. Everything here happens under one lock per disk, but for what goes home (sets are written
-//! without it, see [`crate::versions`]) and for most reads: whether one may find something older than what was committed is looked
-//! at without it.
+//! out. It has no threads, and no clock. Everything here happens under one lock per disk, but for what goes home: sets are written
+//! without it, see [`crate::versions`].
 //!
 //! Outcomes. A daemon killed at any instant leaves an arena from which the log can be read again from the guest's
 //! tail: nothing else is needed, and what was completed towards the guest is in the arena or below. A guest that dies

@@ -25,7 +25,7 @@ pub(super) fn needed(
     versions: &mut Versions,
     tid: Option<Tid>,
 ) -> Result<Vec<Tuple>, JournalError> {
-    let passed = pending(&retained.log, &versions.area(), tid);
+    let passed = pending(&retained.log, versions.area(), tid);
     let Some(bitmaps) = retained.place.layout.bitmaps else {
         // Which blocks are in use is not known: all of them go home.
         return Ok(passed);

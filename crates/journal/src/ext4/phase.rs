@@ -63,6 +63,7 @@ impl Volume {
             superblock_read: false,
             stamped,
             commit_waits: false,
+            from_home: false,
         };
         versions.arena.records.set(id, record);
         versions.init(id, retained.place.room())?;

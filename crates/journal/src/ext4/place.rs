@@ -11,7 +11,7 @@ use super::stamp::{set_stamped, Stamp};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, Tid};
 use crate::mutation::Mutation;
-use crate::versions::arena::{Seen, VolumeId};
+use crate::versions::arena::{Seen, VolumeId, VolumeRecord};
 use crate::versions::{Places, Room, Versions, BATCH_BLOCKS};
 
 /// What stands there.
@@ -121,6 +121,7 @@ impl Place {
     /// they are there, the one on the disk has a sequence that none of them can have.
     pub(super) fn put_log(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
         self.disown(versions, log)?;
+        versions.evict_served(self.id)?;
         versions.write_places(self.id, |at| at != AreaBlock(0))?;
         Ok(versions.below.sync()?)
     }
@@ -131,6 +132,14 @@ impl Place {
         self.put_log(versions, log)?;
         self.write_unstamped(versions, &superblock)?;
         self.on_disk = true;
+        Ok(())
+    }
+
+    /// Before blocks are served from home: where they are saved to their own place, that is theirs no more for whoever finds them there.
+    pub(super) fn serve_from_home(&mut self, versions: &mut Versions, log: &Log) -> Result<(), JournalError> {
+        self.disown(versions, log)?;
+        let record = versions.arena.records.get(self.id).unwrap_or_default();
+        versions.arena.records.set(self.id, VolumeRecord { from_home: true, ..record });
         Ok(())
     }
 

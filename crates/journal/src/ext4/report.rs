@@ -28,6 +28,7 @@ pub(super) fn file_system(volume: &Volume, versions: &Versions) -> FileSystemSta
         versions: query.versions,
         versions_pending: query.pending,
         data_bytes: query.data_bytes,
+        served_from_home: versions.arena.at_home(volume.id) as u64,
         information_bytes: query.information_bytes + lists as u64,
         classes: versions.classes.get(&volume.id).copied().unwrap_or_default(),
     }

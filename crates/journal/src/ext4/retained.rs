@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use afterimage_block::BlockError;
 
-use super::followed::{list_bytes, versions_of, Log, Position};
+use super::followed::{list_bytes, versions_of, Committed, Log, Position};
 use super::layout::superblock::JournalSuperblock;
 use super::layout::Layout;
 use super::log::{AreaView, Transaction};
 use super::place::Place;
 use super::side;
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES};
+use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mutation;
-use crate::versions::{Reader, SetError, Track, Tuple, Version, Versions};
+use crate::versions::{Reader, SetError, Track, Tuple, Version, VersionState, Versions};
 
 /// Versions that are known of one disk, if `--retain-max` has not room for more: a gigabyte of content.
 const VERSIONS_MAX: usize = 1 << 18;
@@ -157,7 +157,7 @@ impl Retained {
 
     /// Whether another transaction of so many blocks may be known beside those that the guest has in its log: of versions, and of what is
     /// remembered of transactions, which may have none, there is a bound.
-    fn has_way(&self, versions: &Versions, logged: usize) -> bool {
+    fn has_way(&self, versions: &mut Versions, logged: usize) -> bool {
         // What is read again was known to an earlier daemon.
         if self.resuming {
             return true;
@@ -217,7 +217,8 @@ impl Retained {
         self.follow(versions)?;
         self.resuming = false;
         self.expect_commit();
-        side::forget_starts(&mut versions.arena, self.log.id);
+        side::forget_earlier(&mut versions.arena, self.log.id);
+        self.forget_passed(versions);
         Ok(())
     }
 
@@ -264,15 +265,77 @@ impl Retained {
         self.go_home(versions, None)
     }
 
-    /// Sends blocks of the oldest transactions to their own places on the disk, until no more than so much is in memory. What is home is home,
-    /// and what is not goes home from there.
+    /// An earlier daemon may have died before it forgot what is served from home of transactions that the guest's tail has passed.
+    fn forget_passed(&self, versions: &mut Versions) {
+        let id = self.log.id;
+        let served: Vec<AreaBlock> =
+            versions.arena.served_from(id, FsBlock(0), FsBlock(u64::MAX)).map(|(_, at)| at).collect();
+        for at in served.into_iter().filter(|at| !self.log.holds(*at)) {
+            versions.arena.leave_home(id, at);
+        }
+    }
+
+    /// Takes no more than so much memory, if that can be had, at the cost of the oldest transactions: what is home is served from there; what is
+    /// pending goes home, where no log decides what is durable; the rest goes to its own place on the disk.
     pub(super) fn spill(&mut self, versions: &mut Versions, goal_bytes: u64) -> Result<(), JournalError> {
+        if versions.arena.used_bytes() > goal_bytes && !self.log.transactions.is_empty() {
+            self.place.serve_from_home(versions, &self.log)?;
+            self.give_up_home(versions, goal_bytes);
+            self.checkpoint(versions, goal_bytes)?;
+        }
         let Self { log, place, .. } = self;
         while versions.arena.used_bytes() > goal_bytes {
             let Some(oldest) = log.transactions.get(log.spilled) else { break };
             let places: Vec<AreaBlock> = (0..oldest.blocks).map(|i| log.after(oldest.start, i)).collect();
             place.evict_all(versions, log, places)?;
             log.spilled += 1;
+        }
+        Ok(())
+    }
+
+    /// Serves versions from home that are there, the oldest first.
+    fn give_up_home(&mut self, versions: &mut Versions, goal_bytes: u64) {
+        let id = self.log.id;
+        for n in self.log.homed..self.log.transactions.len() {
+            if versions.arena.used_bytes() <= goal_bytes {
+                break;
+            }
+            let Committed { tid, homes, .. } = &self.log.transactions[n];
+            homes.iter().for_each(|home| versions.give_up_home(id, *home, *tid));
+            // Of a transaction that is home nothing comes home later.
+            if n == self.log.homed && versions.area().open(id, *tid) == 0 {
+                self.log.homed += 1;
+            }
+        }
+    }
+
+    /// Writes pending versions home, the oldest first: what their guest writes there later is the same, and dropped. The ext4 superblock stays.
+    fn checkpoint(&mut self, versions: &mut Versions, goal_bytes: u64) -> Result<(), JournalError> {
+        let (id, start) = (self.log.id, self.place.layout.start);
+        if versions.applies() || self.suspended || versions.way.is_of(id) {
+            return Ok(());
+        }
+        for Committed { tid, homes, .. } in &self.log.transactions {
+            if versions.arena.used_bytes() <= goal_bytes {
+                break;
+            }
+            if versions.area().open(id, *tid) == 0 {
+                continue;
+            }
+            let pending = |home: &FsBlock| {
+                let version = versions.area().version(id, *home)?;
+                let is_due = version.tid == *tid && version.state == VersionState::Pending;
+                let flies = versions.in_flight.over(home.sector(start), BLOCK_SECTORS).is_some();
+                let is_here = versions.arena.get(id, version.at).is_some();
+                (is_due && is_here && !flies && *home != FsBlock(0)).then(|| version.tuple(*home))
+            };
+            let wanted = (versions.arena.used_bytes() - goal_bytes).div_ceil(BLOCK_BYTES as u64) as usize;
+            let tuples: Vec<Tuple> = homes.iter().filter_map(pending).take(wanted).collect();
+            if !tuples.is_empty() {
+                versions.write_home(id, &tuples, |_, _| {})?;
+                versions.count(id).checkpoints += 1;
+                tuples.iter().for_each(|tuple| versions.give_up_home(id, tuple.home, *tid));
+            }
         }
         Ok(())
     }

@@ -3,21 +3,21 @@
 //!
 //! ```text
 //! from 1 << 31   where the journal lies: [home block, 8 bytes][length, 4 bytes]..., little-endian; a length of 0 ends them
-//! from 5 << 29   marks of blocks that stand on the disk alone: the arena's own
-//! from 3 << 30   an earlier version's
+//! from 11 << 28  where blocks stand that are not here: the arena's own
+//! from 5 << 29, from 3 << 30   earlier versions'
 //! ```
 
 use super::layout::{AreaExtent, Layout, JOURNAL_BLOCKS_MAX};
 use crate::error::JournalError;
 use crate::ids::{AreaBlock, Block, FsBlock, BLOCK_BYTES};
-use crate::versions::arena::{Arena, VolumeId};
+use crate::versions::arena::{is_page, Arena, VolumeId};
 
 const EXTENTS_AT: u32 = JOURNAL_BLOCKS_MAX;
 const EXTENT_BYTES: usize = 12;
 /// Extents of a page.
 const EXTENTS: usize = BLOCK_BYTES / EXTENT_BYTES;
 
-const STARTS_AT: u32 = 3 << 30;
+const EARLIER_AT: u32 = 5 << 29;
 
 /// Remembers where a journal lies, for a daemon that finds nothing there that says it. There must be memory for it, as for
 /// its superblock.
@@ -58,9 +58,9 @@ pub(super) fn journal(arena: &Arena, id: VolumeId) -> Option<Vec<AreaExtent>> {
     (!extents.is_empty()).then_some(extents)
 }
 
-/// An earlier version remembered there where transactions began that it had given up.
-pub(super) fn forget_starts(arena: &mut Arena, id: VolumeId) {
-    for page in arena.blocks(id).into_iter().filter(|at| at.0 >= STARTS_AT) {
+/// Earlier versions remembered there where transactions began that they had given up, and marks.
+pub(super) fn forget_earlier(arena: &mut Arena, id: VolumeId) {
+    for page in arena.blocks(id).into_iter().filter(|at| at.0 >= EARLIER_AT && !is_page(*at)) {
         arena.remove(id, page);
     }
 }

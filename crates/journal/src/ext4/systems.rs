@@ -21,8 +21,8 @@ use crate::versions::arena::{Arena, VolumeId, VolumeRecord};
 use crate::versions::Versions;
 
 /// The most memory that one disk takes besides what `--retain-max` holds, in bytes: what is known of versions whose content is
-/// not held, and of a transaction while it is read, however large the guest makes it.
-pub const DISK_BYTES_MAX: usize = 80 << 20;
+/// not held, of blocks that are served from home, and of a transaction while it is read, however large the guest makes it.
+pub const DISK_BYTES_MAX: usize = 92 << 20;
 
 /// How a disk's journals are retained.
 #[derive(Clone, Default)]
@@ -235,7 +235,7 @@ impl FileSystems {
     /// Serves the parts of a read that lie in absorbed journals; says what is left.
     ///
     /// # Errors
-    /// None so far: what is below is read by whoever asks.
+    /// What is served from home cannot be read. What is below is read by whoever asks.
     pub fn read(
         &mut self,
         sector: Sector,
@@ -256,12 +256,13 @@ impl FileSystems {
             let from = ((at - start.0) * SECTOR_BYTES) as usize;
             let len = ((piece_end - at) * SECTOR_BYTES) as usize;
             let offset = ((at - sector.0) * SECTOR_BYTES) as usize;
-            let content = self.volumes.retained_mut(v).and_then(|retained| {
+            let mut content = None;
+            if let Some(retained) = self.volumes.retained_mut(v) {
                 if block == AreaBlock(0) {
                     retained.log.set_superblock_read(&mut self.versions, true);
                 }
-                retained.content(&self.versions, block)
-            });
+                content = retained.content(&mut self.versions, block)?;
+            }
             match content {
                 Some(content) => {
                     buffers.copy_from(offset, &content[from..from + len]);

@@ -181,8 +181,7 @@ impl Volumes {
                 log.read = None;
                 place.layout = layout;
                 *suspended &= versions.in_flight.iter().any(|w| w.look_again);
-                versions.set_room(log.id, place.room());
-                Ok(())
+                versions.set_room(log.id, place.room())
             }
             Next::Waits(layout) => {
                 self.leave(v, versions, "it became another file system", false)?;

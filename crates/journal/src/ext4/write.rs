@@ -114,7 +114,7 @@ impl FileSystems {
             volume.superblock_read &= !volume.superblock_lies_in(sector, sectors);
         }
         let look_again = self.volumes.survey.rests_on(&mut self.volumes.list, sector, sectors, None);
-        self.versions.overwrite(sector, sectors);
+        self.versions.overwrite(sector, sectors)?;
         let track = self.volumes.track(&mut self.versions, sector, sectors, Carried::default(), look_again);
         parts.push(Part::Below { sector, sectors, copy: None, track });
         Ok(())

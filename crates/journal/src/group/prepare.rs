@@ -104,7 +104,7 @@ pub(crate) enum Earlier {
     /// Nothing is retained, and nothing was.
     Nothing,
     /// An arena goes on.
-    Arena(State, Arena),
+    Arena(State, Box<Arena>),
     /// What was retained is gone, and that is accepted.
     Gone(Option<State>),
 }
@@ -177,7 +177,8 @@ impl Prepared {
                 arena.set_budget(self.budget.clone());
                 arena.note_image(&whole(image));
                 let image = image.to_owned();
-                return Ok(Some(PreparedDisk { image, state_path, arena, state, fresh: Fresh::nothing() }));
+                let fresh = Fresh::nothing();
+                return Ok(Some(PreparedDisk { image, state_path, arena: *arena, state, fresh }));
             }
             Earlier::Gone(state) => {
                 let left =
@@ -291,7 +292,7 @@ pub(crate) fn judge(
             return Err(RetainError::Retained { image: image.to_owned(), arena: state.arena });
         }
         Ok(()) => match open_arena(image, &state) {
-            Ok(arena) => return Ok(Earlier::Arena(state, arena)),
+            Ok(arena) => return Ok(Earlier::Arena(state, Box::new(arena))),
             Err(JournalError::Corrupt(what)) => what,
             Err(e) => return Err(e.into()),
         },

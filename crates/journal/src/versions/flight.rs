@@ -6,7 +6,7 @@ use super::area::VersionState;
 use super::arena::{Mark, VolumeId};
 use super::inflight::{Flying, Match, Track};
 use super::places::{unescape, Reader};
-use super::store::Versions;
+use super::store::{Room, Versions};
 use crate::error::JournalError;
 use crate::ids::{FsBlock, BLOCK_BYTES, BLOCK_SECTORS};
 use crate::mutation::Mutation;
@@ -20,20 +20,19 @@ pub struct Carried {
 }
 
 impl Versions {
-    /// Whether any block of a range has a version.
+    /// Whether any block of a range has a version, or something is served from it.
     pub fn touches(&self, sector: Sector, sectors: u64) -> bool {
-        let area = self.area.read();
         self.rooms.iter().any(|(client, room)| {
             let (from, to) = room.blocks_of(sector, sectors);
-            area.any(*client, from, to)
+            self.area.any(*client, from, to) || self.arena.served_from(*client, from, to).next().is_some()
         })
     }
 
     /// Compares a write with the versions of the blocks that it covers. Blocks that get other content are marked at once:
-    /// from now on the disk may hold either.
+    /// from now on the disk may hold either. What was served from them is saved before.
     ///
     /// # Errors
-    /// The disk below cannot be read.
+    /// The disk below failed.
     pub fn compare(
         &mut self,
         sector: Sector,
@@ -44,14 +43,17 @@ impl Versions {
         let mut matches = Vec::new();
         let mut home_blocks = 0;
         let (mut written, mut scratch) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
-        let mut others = Vec::new();
-        let area = self.area.read();
+        let (mut others, mut unsaved) = (Vec::new(), Vec::new());
         for (client, room) in &self.rooms {
             let client = *client;
             let (from, to) = room.blocks_of(sector, sectors);
             let classes = self.classes.entry(client).or_default();
             for home in (from.0..to.0).map(FsBlock) {
-                let Some(version) = area.version(client, home) else { continue };
+                let served = self.arena.served_from(client, home, FsBlock(home.0 + 1)).next();
+                let Some(version) = self.area.version(client, home) else {
+                    unsaved.extend(served.map(|_| (client, home)));
+                    continue;
+                };
                 classes.page_writebacks += 1;
                 let start = home.sector(room.start);
                 let covered = start >= sector && start.0 + BLOCK_SECTORS <= sector.0 + sectors;
@@ -59,7 +61,8 @@ impl Versions {
                 if same {
                     content.copy_to(((start.0 - sector.0) * SECTOR_BYTES) as usize, &mut written);
                     let below = &mut self.below;
-                    let mut reader = Reader { arena: &self.arena, below, client, places: &*room.places };
+                    let (places, start) = (&*room.places, room.start);
+                    let mut reader = Reader { arena: &self.arena, below, client, places, start };
                     let block = reader.get(version.at, &mut scratch)?;
                     same = if version.escaped {
                         let mut block = *block;
@@ -77,9 +80,14 @@ impl Versions {
                 } else {
                     others.push((client, home));
                 }
+                // What the newest version has is served from there as well after a write of the same.
+                let goes = served.is_some_and(|(_, at)| !same || at != version.at);
+                unsaved.extend(goes.then_some((client, home)));
             }
         }
-        drop(area);
+        for (client, home) in unsaved {
+            self.save(client, home, FsBlock(home.0 + 1))?;
+        }
         others.into_iter().for_each(|(client, home)| self.written_over(client, home));
         // Rooms do not overlap, and where something else is on its way nothing matches.
         Ok(Carried { matches, is_home: home_blocks * BLOCK_SECTORS == sectors })
@@ -97,21 +105,30 @@ impl Versions {
     }
 
     /// A range gets content that is no version's.
-    pub fn overwrite(&mut self, sector: Sector, sectors: u64) {
+    ///
+    /// # Errors
+    /// What was served from it could not be saved.
+    pub fn overwrite(&mut self, sector: Sector, sectors: u64) -> Result<(), JournalError> {
+        let blocks = |(client, room): (&VolumeId, &Room)| (*client, room.blocks_of(sector, sectors));
+        let ranges: Vec<(VolumeId, (FsBlock, FsBlock))> = self.rooms.iter().map(blocks).collect();
+        for (client, (from, to)) in ranges {
+            self.save(client, from, to)?;
+        }
         let found: Vec<(VolumeId, FsBlock)> = self
             .rooms
             .iter()
             .flat_map(|(client, room)| {
                 let (from, to) = room.blocks_of(sector, sectors);
-                self.area.read().versions_in(*client, from, to).into_iter().map(|(home, _)| (*client, home))
+                self.area.versions_in(*client, from, to).into_iter().map(|(home, _)| (*client, home))
             })
             .collect();
         found.into_iter().for_each(|(client, home)| self.written_over(client, home));
+        Ok(())
     }
 
     /// Something else is written to a version's home.
     fn written_over(&mut self, client: VolumeId, home: FsBlock) {
-        let version = self.area.read().version(client, home);
+        let version = self.area.version(client, home);
         if let Some(version) = version {
             self.set_state(client, home, version.state.written_over());
         }
@@ -138,8 +155,7 @@ impl Versions {
         }
         for (client, home) in again {
             self.older.remove(&(client, home));
-            let version =
-                self.area.read().version(client, home).filter(|v| v.state == VersionState::Overwritten);
+            let version = self.area.version(client, home).filter(|v| v.state == VersionState::Overwritten);
             if let (Some(version), Some(room)) = (version, self.rooms.get(&client)) {
                 self.in_flight.outdated(home.sector(room.start), client, home, version.generation);
                 self.arena.set_mark(client, version.at, Some(Mark::Older));
@@ -161,7 +177,7 @@ impl Versions {
         }
         for version in &posted.older_than {
             let Some(room) = self.rooms.get(&version.volume) else { continue };
-            let current = self.area.read().version(version.volume, version.home);
+            let current = self.area.version(version.volume, version.home);
             if current.is_some_and(|c| c.generation == version.generation)
                 && self.in_flight.over(version.home.sector(room.start), BLOCK_SECTORS).is_none()
             {
@@ -173,7 +189,7 @@ impl Versions {
     /// It has ended well: the versions that it carried are home, unless something came between. Whose they were.
     pub fn arrived(&mut self, flying: &Flying) -> Vec<VolumeId> {
         for matched in &flying.matches {
-            let current = self.area.read().version(matched.volume, matched.home);
+            let current = self.area.version(matched.volume, matched.home);
             // Whatever else was sent there meanwhile has changed the generation.
             if current.is_some_and(|c| c.generation == matched.generation) {
                 self.set_state(matched.volume, matched.home, VersionState::Home);
@@ -186,7 +202,7 @@ impl Versions {
 
     /// Moves a version, and what the arena remembers of it for the next daemon.
     pub(crate) fn set_state(&mut self, client: VolumeId, home: FsBlock, state: VersionState) {
-        let before = self.area.write().set_state(client, home, state);
+        let before = self.area.set_state(client, home, state);
         let Some(before) = before else { return };
         let mark = match state {
             VersionState::Overwritten => Some(Mark::Overwritten),

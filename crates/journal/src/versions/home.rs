@@ -40,9 +40,8 @@ pub enum SetError {
 impl Versions {
     /// Those of some versions that are still the newest and pending, in the order of the disk.
     pub(crate) fn pending_of(&self, client: VolumeId, tuples: &[Tuple]) -> Vec<Tuple> {
-        let area = self.area.read();
         let pending = |t: &&Tuple| {
-            let version = area.version(client, t.home);
+            let version = self.area.version(client, t.home);
             version.is_some_and(|v| v.tid == t.tid && v.state == VersionState::Pending)
         };
         let mut tuples: Vec<Tuple> = tuples.iter().filter(pending).copied().collect();
@@ -55,10 +54,10 @@ impl Versions {
     /// writing.
     ///
     /// # Errors
-    /// See [`SetError`]; nothing has changed.
+    /// See [`SetError`]; nothing has changed but where content is.
     pub fn make_set(&mut self, client: VolumeId, tuples: &[Tuple]) -> Result<Option<HomeSet>, SetError> {
         let mut tuples = self.pending_of(client, tuples);
-        let (writer, Some(room)) = (&self.writer, self.rooms.get(&client)) else { return Ok(None) };
+        let Some(room) = self.rooms.get(&client) else { return Ok(None) };
         if !self.applies() {
             tuples.retain(|t| self.in_flight.over(t.home.sector(room.start), BLOCK_SECTORS).is_none());
             tuples.truncate(SET_BLOCKS);
@@ -67,11 +66,16 @@ impl Versions {
             return Ok(None);
         }
         let bytes = (tuples.len() * BLOCK_BYTES) as u64;
-        if let Some(max_bytes) = writer.atomic_bytes_max().filter(|max_bytes| bytes > *max_bytes) {
+        if let Some(max_bytes) = self.writer.atomic_bytes_max().filter(|max_bytes| bytes > *max_bytes) {
             return Err(SetError::TooLarge(HomeError::TooLarge { bytes, max_bytes }));
         }
+        for tuple in &tuples {
+            self.save(client, tuple.home, FsBlock(tuple.home.0 + 1)).map_err(JournalError::into_block)?;
+        }
+        let (writer, Some(room)) = (&self.writer, self.rooms.get(&client)) else { return Ok(None) };
         let forgetful = self.mistake.is(Mutation::ForgetEscape);
-        let mut reader = Reader { arena: &self.arena, below: &mut self.below, client, places: &*room.places };
+        let (places, start) = (&*room.places, room.start);
+        let mut reader = Reader { arena: &self.arena, below: &mut self.below, client, places, start };
         let (mut copies, mut copied_bytes) = (Vec::new(), 0);
         let mut scratch = [0; BLOCK_BYTES];
         for (n, tuple) in tuples.iter().enumerate() {
@@ -90,7 +94,7 @@ impl Versions {
             }
             copies.push((n, Box::from(&block[..length])));
         }
-        let (start, writer) = (room.start, Arc::clone(writer));
+        let writer = Arc::clone(writer);
         let loan = self.arena.lend(client, tuples.iter().map(|t| t.at));
         Ok(Some(HomeSet { client, tuples, start, copies, loan, writer }))
     }
@@ -126,7 +130,7 @@ impl Versions {
         set.tuples
     }
 
-    /// Writes versions home, whatever was written there since: their guest is dead. `mend` has a last look at each block.
+    /// Writes versions home, whatever was written there since: their guest is dead, or they are pending and no log decides. `mend` has a last look at each block.
     ///
     /// # Errors
     /// The disk below failed.
@@ -138,6 +142,9 @@ impl Versions {
     ) -> Result<(), JournalError> {
         let Some(start) = self.rooms.get(&client).map(|room| room.start) else { return Ok(()) };
         for batch in tuples.chunks(BATCH_BLOCKS) {
+            for tuple in batch {
+                self.save(client, tuple.home, FsBlock(tuple.home.0 + 1))?;
+            }
             let mut contents = self.contents(client, batch)?;
             batch.iter().zip(&mut contents).for_each(|(tuple, content)| mend(tuple.home, content));
             let placed = batch.iter().zip(&contents).map(|(t, c)| (t.home.sector(start), &c[..]));

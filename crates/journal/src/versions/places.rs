@@ -1,4 +1,4 @@
-//! Where content is: in the arena, or where its place stands on the disk.
+//! Where content is: in the arena, at its home, or where its place stands on the disk.
 
 use afterimage_block::{BlockError, Sector};
 
@@ -6,7 +6,7 @@ use super::arena::{Arena, VolumeId};
 use super::below::Below;
 use crate::ids::{AreaBlock, Block, BLOCK_BYTES};
 
-/// Where places stand on the disk. What is not in the arena is there, or nowhere.
+/// Where places stand on the disk. What is neither in the arena nor served from home is there, or nowhere.
 pub trait Places: Send + Sync + std::fmt::Debug {
     /// The first sector of a place; `None` where it is in memory only.
     fn sector_of(&self, at: AreaBlock) -> Option<Sector>;
@@ -18,6 +18,8 @@ pub struct Reader<'a> {
     pub(super) below: &'a mut Below,
     pub(super) client: VolumeId,
     pub(super) places: &'a dyn Places,
+    /// Where the client's home blocks begin.
+    pub(super) start: Sector,
 }
 
 impl Reader<'_> {
@@ -29,7 +31,8 @@ impl Reader<'_> {
         if let Some(block) = self.arena.get(self.client, at) {
             return Ok(block);
         }
-        match self.places.sector_of(at) {
+        let home = self.arena.home_of(self.client, at).map(|home| home.sector(self.start));
+        match home.or_else(|| self.places.sector_of(at)) {
             Some(sector) => *scratch = self.below.read_block(sector)?,
             None => *scratch = [0; BLOCK_BYTES],
         }

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use afterimage_block::{BlockError, Disk, Sector};
 use afterimage_order::{HomeWriter, LaneHome};
 use afterimage_seldom::Lines;
-use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::area::{JournalArea, Query, Tuple, Version, VersionState};
 use super::arena::{Arena, Mark, VolumeId};
@@ -48,8 +47,7 @@ pub struct Versions {
     /// Clients keep records and pages of their own there, too.
     pub(crate) arena: Arena,
     pub(crate) below: Below,
-    /// Changed under the disk's lock alone; queues look at it without.
-    pub(super) area: Arc<RwLock<JournalArea>>,
+    pub(super) area: JournalArea,
     pub(crate) in_flight: InFlight,
     /// Versions on their way home, at most one set a disk.
     pub(crate) way: Way,
@@ -86,7 +84,7 @@ impl Versions {
         Ok(Self {
             arena,
             below: Below::new(disk)?,
-            area: Arc::default(),
+            area: JournalArea::default(),
             in_flight: InFlight::default(),
             way: Way::default(),
             writer,
@@ -109,16 +107,21 @@ impl Versions {
     /// # Errors
     /// As [`JournalArea::init`].
     pub fn init(&mut self, client: VolumeId, room: Room) -> Result<(), JournalError> {
-        self.area.write().init(client, BLOCK_BYTES)?;
+        self.area.init(client, BLOCK_BYTES)?;
         self.rooms.insert(client, room);
         Ok(())
     }
 
     /// The client's part of the disk, or its places, are others, but for those in use.
-    pub fn set_room(&mut self, client: VolumeId, room: Room) {
+    ///
+    /// # Errors
+    /// What was served from outside of it could not be saved.
+    pub fn set_room(&mut self, client: VolumeId, room: Room) -> Result<(), JournalError> {
+        self.save(client, FsBlock(room.blocks), FsBlock(u64::MAX))?;
         if let Some(known) = self.rooms.get_mut(&client) {
             *known = room;
         }
+        Ok(())
     }
 
     /// LOG_OP_CLEANUP: forgets a client, its content and what the arena remembers of it. A set of it that is due is not wanted any more.
@@ -127,7 +130,7 @@ impl Versions {
             self.set_ended(set, false);
         }
         self.arena.clear_volume(client);
-        self.area.write().cleanup(client);
+        self.area.cleanup(client);
         self.rooms.remove(&client);
         self.older.retain(|(of, _)| *of != client);
         self.listed.remove(&client);
@@ -159,7 +162,7 @@ impl Versions {
         unprotect: &[FsBlock],
         again: bool,
     ) -> Result<(), JournalError> {
-        self.area.write().mprotect(client, protect, unprotect)?;
+        self.area.mprotect(client, protect, unprotect)?;
         let Some(start) = self.rooms.get(&client).map(|room| room.start) else { return Ok(()) };
         let anything_flies = !self.in_flight.all_posted();
         // What comes again is older than these as well, or comes no more: it is not looked for.
@@ -181,7 +184,7 @@ impl Versions {
             };
             self.set_state(client, tuple.home, state);
             if flies {
-                let version = self.area.read().version(client, tuple.home);
+                let version = self.area.version(client, tuple.home);
                 let generation = version.map_or(0, |version| version.generation);
                 self.in_flight.outdated(sector, client, tuple.home, generation);
             }
@@ -197,7 +200,7 @@ impl Versions {
 
     /// How many versions there are of which it is not known whether they are home.
     pub(crate) fn gone(&self, client: VolumeId) -> usize {
-        let all = self.area.read().versions_in(client, FsBlock(0), FsBlock(u64::MAX)).into_iter();
+        let all = self.area.versions_in(client, FsBlock(0), FsBlock(u64::MAX)).into_iter();
         let gone = |v: &Version| v.state.is_open() && !self.arena.knows_mark(client, v.at);
         all.filter(|(_, version)| gone(version)).count()
     }
@@ -210,12 +213,10 @@ impl Versions {
         homes: &[FsBlock],
         places: impl Iterator<Item = AreaBlock>,
     ) {
-        let mut area = self.area.write();
-        let newest = |home: &FsBlock| area.version(client, *home).is_some_and(|v| v.tid == tid);
+        let newest = |home: &FsBlock| self.area.version(client, *home).is_some_and(|v| v.tid == tid);
         let homes: Vec<FsBlock> = homes.iter().copied().filter(newest).collect();
         // It is initialised: it has versions.
-        drop(area.mprotect(client, &[], &homes));
-        drop(area);
+        drop(self.area.mprotect(client, &[], &homes));
         for at in places {
             self.arena.remove(client, at);
         }
@@ -223,17 +224,17 @@ impl Versions {
 
     /// LOG_OP_QUERY: how much is retained of a client.
     pub fn query(&self, client: VolumeId) -> Query {
-        self.area.read().query(client)
+        self.area.query(client)
     }
 
     /// LOG_OP_RECOVER: what has to go home; see [`JournalArea::recover`].
     pub fn recover(&self, client: VolumeId, overwritten: bool) -> Vec<Tuple> {
-        self.area.read().recover(client, overwritten)
+        self.area.recover(client, overwritten)
     }
 
     /// What is known: which versions, of which blocks.
-    pub fn area(&self) -> RwLockReadGuard<'_, JournalArea> {
-        self.area.read()
+    pub fn area(&self) -> &JournalArea {
+        &self.area
     }
 
     /// Whether there is such a client, or the arena remembers one.
@@ -251,8 +252,7 @@ impl Versions {
 
     /// Versions known, of all clients.
     pub(crate) fn known(&self) -> u64 {
-        let area = self.area.read();
-        self.rooms.keys().map(|client| area.query(*client).versions).sum()
+        self.rooms.keys().map(|client| self.area.query(*client).versions).sum()
     }
 
     /// How much memory a client's lists of what it committed take, in bytes.
@@ -266,16 +266,16 @@ impl Versions {
     }
 
     /// Gives back what tables hold of versions that are gone, where that is more than so many bytes of all clients.
-    pub(crate) fn trim(&self, bytes_max: u64) {
-        let information = |id| self.area.read().query(id).information_bytes;
+    pub(crate) fn trim(&mut self, bytes_max: u64) {
+        let information = |id| self.area.query(id).information_bytes;
         if self.rooms.keys().map(|id| information(*id)).sum::<u64>() > bytes_max {
-            self.area.write().trim();
+            self.area.trim();
         }
     }
 
     /// Whether the newest version of a block is not home.
     pub(crate) fn is_open(&self, client: VolumeId, home: FsBlock) -> bool {
-        self.area.read().version(client, home).is_some_and(|v| v.state.is_open())
+        self.area.version(client, home).is_some_and(|v| v.state.is_open())
     }
 
     /// Who there is, and where.
@@ -293,7 +293,7 @@ impl Versions {
         let Some(room) = self.rooms.get(&client) else { return false };
         self.in_flight.open().any(|write| {
             let (from, to) = room.blocks_of(write.sector, write.sectors);
-            let mut versions = self.area.read().versions_in(client, from, to).into_iter();
+            let mut versions = self.area.versions_in(client, from, to).into_iter();
             versions.any(|(_, version)| version.state.is_open() && passed(version.tid))
         })
     }

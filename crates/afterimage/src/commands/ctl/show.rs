@@ -146,7 +146,7 @@ fn show_file_system(fs: &FileSystemStatus) -> String {
         let _ = write!(
             words,
             "; {} commits, {} of journal not written, {} page write-backs ({} as committed, {} not forwarded), {} \
-             truncations, {} revokes; {} releases, {} checkpoints ({} blocks), {} blocks evicted",
+             truncations, {} revokes; {} releases, {} checkpoints ({} blocks), {} blocks evicted, {} served from home, {} saved from there",
             fs.classes.journal_commits,
             show_bytes(fs.classes.journal_absorbed_bytes),
             fs.classes.page_writebacks,
@@ -157,7 +157,9 @@ fn show_file_system(fs: &FileSystemStatus) -> String {
             fs.classes.releases,
             fs.classes.checkpoints,
             fs.classes.checkpoint_blocks,
-            fs.classes.evicted_blocks
+            fs.classes.evicted_blocks,
+            fs.served_from_home,
+            fs.classes.saved_blocks
         );
     }
     if fs.classes.write_failures > 0 {

@@ -4,6 +4,7 @@
 //! killed meanwhile leaves an arena in which parked slots are free.
 #![allow(unsafe_code)]
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 use super::map::Map;
@@ -103,6 +104,18 @@ pub(super) fn free_slot_mut<'a>(map: &'a mut Arc<Map>, lent: &Lent, slot: u32) -
     // SAFETY: references into slots are made here, with the exclusive borrow of the arena's handle, by `slot`, with a shared one of it, and
     // by `Loan::block`, of slots that are lent: this one is not, and becomes lent only through an exclusive borrow of the arena.
     unsafe { map.slot_mut(slot) }
+}
+
+/// Stores a word of a slot's content, in one store.
+///
+/// # Panics
+/// It is lent, or has no such word.
+pub(super) fn store_word(map: &mut Arc<Map>, lent: &Lent, slot: u32, word: usize, value: u64) {
+    let content = &mut free_slot_mut(map, lent, slot)[word * 8..word * 8 + 8];
+    // SAFETY: the eight bytes are borrowed exclusively, and lie at a multiple of eight from a slot's beginning, which is a page's: the
+    // pointer is valid and aligned.
+    let word = unsafe { AtomicU64::from_ptr(content.as_mut_ptr().cast()) };
+    word.store(value, Ordering::Release);
 }
 
 #[cfg(test)]

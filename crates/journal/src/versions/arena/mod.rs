@@ -27,13 +27,13 @@ mod records;
 mod space;
 mod tags;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use crate::error::JournalError;
-use crate::ids::{AreaBlock, Block};
+use crate::ids::{AreaBlock, Block, FsBlock};
 use map::{fence, Map, GROUP_SLOTS, PAGE};
 use pool::Pool;
 use tags::SlotTag;
@@ -42,6 +42,7 @@ pub use budget::Budget;
 pub use file::own_folder;
 pub(crate) use file::{place, remove};
 pub use loan::Loan;
+pub(crate) use marks::is_page;
 pub use marks::Mark;
 pub use open::Peeked;
 pub use records::{Records, Seen, VolumeRecord};
@@ -88,6 +89,8 @@ pub struct Arena {
     /// With those that were given up while they were lent.
     used_slots: u32,
     lent: loan::Lent,
+    /// Blocks that are served from home, by that.
+    at_home: BTreeMap<(VolumeId, FsBlock), AreaBlock>,
 }
 
 /// A block that is here.
@@ -139,8 +142,8 @@ impl Arena {
     }
 
     /// Puts a block's content into a free slot (`fill` gets memory that is faulted in, with any content, and says what is to be
-    /// noted of what it puts there: see [`Arena::note`]), publishes it and frees the slot of its older content. The overwritten mark is not carried over. Replacing a block never fails
-    /// for want of room, unless the tmpfs is full.
+    /// noted of what it puts there: see [`Arena::note`]), publishes it and frees the slot of its older content. Its mark is not carried over, unless it
+    /// was served from home: it is not any more then. Replacing a block never fails for want of room, unless the tmpfs is full.
     ///
     /// # Errors
     /// [`JournalError::Full`] where [`Arena::bytes_max`] or the shared budget is reached: nothing has changed. An I/O
@@ -175,7 +178,8 @@ impl Arena {
         let note = fill(loan::free_slot_mut(&mut self.map, &self.lent, slot));
         taken.0 = None;
         drop(taken);
-        let tag = SlotTag { sequence: self.sequence, volume: volume.0, block: at.0, generation, flags: 0 };
+        let flags = self.flags_from_home(volume, at);
+        let tag = SlotTag { sequence: self.sequence, volume: volume.0, block: at.0, generation, flags };
         self.sequence += 1;
         let words = tag.words(slot, self.salt);
         for (i, word) in words.iter().enumerate().skip(1) {
@@ -184,8 +188,9 @@ impl Arena {
         self.map.tag(slot, 0).store(words[0], Ordering::Release);
         self.used_slots += 1;
         self.slots[usize::from(volume.0)].insert(at, Held { slot, note });
-        if let Some(old) = old {
-            self.clear_slot(old);
+        match old {
+            Some(old) => self.clear_slot(old),
+            None => self.leave_home(volume, at),
         }
         Ok(())
     }
@@ -206,8 +211,13 @@ impl Arena {
         self.slots.get(usize::from(volume.0))?.get(&at)?.note
     }
 
-    /// Frees a block's slot. Returns whether it was there.
+    /// Frees a block's slot, and its home if it is served from there. Returns whether it was here.
     pub fn remove(&mut self, volume: VolumeId, at: AreaBlock) -> bool {
+        self.leave_home(volume, at);
+        self.free_block(volume, at)
+    }
+
+    fn free_block(&mut self, volume: VolumeId, at: AreaBlock) -> bool {
         let of = self.slots.get_mut(usize::from(volume.0));
         let Some(held) = of.and_then(|of| of.remove(&at)) else { return false };
         self.clear_slot(held.slot);
@@ -228,6 +238,7 @@ impl Arena {
     /// Forgets a file system and its blocks, in one store, and frees their slots.
     pub fn clear_volume(&mut self, volume: VolumeId) {
         self.records.forget(volume);
+        self.at_home.retain(|(of, _), _| *of != volume);
         let Some(slots) = self.slots.get_mut(usize::from(volume.0)).map(std::mem::take) else { return };
         self.give(slots.len() as u64);
         for held in slots.into_values() {

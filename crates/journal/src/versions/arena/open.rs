@@ -1,6 +1,6 @@
 //! A new arena, and one that an earlier daemon left.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
 use std::fs::File;
 use std::os::unix::ffi::OsStringExt as _;
@@ -77,6 +77,7 @@ impl Arena {
             slots: vec![HashMap::new(); VOLUMES_MAX],
             used_slots: 0,
             lent: Lent::default(),
+            at_home: BTreeMap::new(),
         })
     }
 
@@ -171,7 +172,7 @@ impl Arena {
         }
         let space = Space::cold((0..slots).filter(|slot| !is_used(slot)));
         let map = Arc::new(map);
-        Ok(Self {
+        let mut opened = Self {
             pool: Arc::new(Pool::new(path, file, space)),
             records: Records::new(&map, salt, records),
             map,
@@ -183,7 +184,10 @@ impl Arena {
             slots: held,
             used_slots: used.len() as u32,
             lent: Lent::default(),
-        })
+            at_home: BTreeMap::new(),
+        };
+        opened.find_at_home();
+        Ok(opened)
     }
 }
 

@@ -33,6 +33,8 @@ pub struct VolumeRecord {
     pub stamped: bool,
     /// A commit waits for a write of one of its blocks: the next daemon may be asked for both, in the other order.
     pub commit_waits: bool,
+    /// Blocks may be served from home. Earlier versions, which would look for them elsewhere, take the record for damaged.
+    pub from_home: bool,
 }
 
 /// What is remembered of the disk itself.

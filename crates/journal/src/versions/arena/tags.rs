@@ -4,7 +4,8 @@
 //! header   [magic][version | check][uuid, 2 words][inode][image bytes] ; [bytes_max], alone, outside the check
 //! name     from word 16: [check << 32 | bytes][path of the image ...]: for people, who find an arena that nothing names
 //! record   [state: check << 48 | generation << 2 | copy << 1 | valid; 0 at first][copy 0: 5 words][copy 1: 5 words][seen][seen]
-//! copy     [tail: tid << 32 | block][start sector][fs uuid, 2 words][check << 32 | a commit waits, stamped, superblock read, absorbing]
+//! copy     [tail: tid << 32 | block][start sector][fs uuid, 2 words]
+//!          [check << 32 | from home, a commit waits, stamped, superblock read, absorbing]
 //! seen     [2 << 32 | CRC-32C of the file system's superblock on the disk without its own checksum; 1 << 32 | CRC-32C of all of
 //!          it, by earlier versions] [1 << 32 | CRC-32C of the journal's superblock there]; 0: not known
 //! tag      [sequence, 0 = free][flags << 48 | volume << 32 | block][generation][check]
@@ -141,7 +142,8 @@ pub(super) fn tail_word(tail: (Tid, AreaBlock)) -> u64 {
 /// A copy of a record. Its check covers all but the tail, which changes alone.
 pub(super) fn copy_words(record: &VolumeRecord, generation: u64, salt: u32) -> [u64; COPY_WORDS] {
     let [low, high] = two_words(record.fs_uuid);
-    let flags = [record.absorbing, record.superblock_read, record.stamped, record.commit_waits];
+    let VolumeRecord { absorbing, superblock_read, stamped, commit_waits, from_home, .. } = *record;
+    let flags = [absorbing, superblock_read, stamped, commit_waits, from_home];
     let flags = flags.iter().rev().fold(0, |word, flag| word << 1 | u64::from(*flag));
     let found = check(salt, &[record.start_sector, low, high, flags, generation]);
     [tail_word(record.tail), record.start_sector, low, high, u64::from(found) << 32 | flags]
@@ -168,6 +170,7 @@ pub(super) fn read_record(words: &[u64], salt: u32) -> Option<(u64, usize, Optio
         superblock_read: copy_found[4] >> 1 & 1 == 1,
         stamped: copy_found[4] >> 2 & 1 == 1,
         commit_waits: copy_found[4] >> 3 & 1 == 1,
+        from_home: copy_found[4] >> 4 & 1 == 1,
     };
     (copy_words(&record, generation, salt)[..] == *copy_found).then_some((generation, copy, Some(record)))
 }
