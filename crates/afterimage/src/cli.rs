@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::parser::ValueSource;
 use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 
-use crate::commands::{arenas, check, create, ctl, inspect, keep, man, recover, serve};
+use crate::commands::{arenas, check, create, ctl, guest_user, inspect, keep, man, recover, serve};
 use crate::tools;
 
 /// A virtual disk that keeps what the guest committed.
@@ -40,6 +40,7 @@ pub enum Command {
     Arenas(arenas::Args),
     Ctl(ctl::Args),
     Keep(keep::Args),
+    GuestUser(guest_user::Args),
     /// Boot a real guest on served disks
     #[command(disable_help_flag = true, disable_version_flag = true)]
     Guest(tools::Args),
@@ -54,6 +55,8 @@ pub enum Command {
     Trace(tools::Args),
     #[command(hide = true)]
     Man(man::Args),
+    #[command(hide = true)]
+    Completions(man::CompletionsArgs),
 }
 
 /// How much is logged, and how.

@@ -6,6 +6,7 @@
 //!             │      settings ─► sockets ─► images ─► group ─► servers ─► sandbox ─► control, metrics
 //!             ├─ commands::ctl ─► control::client              talks to a running daemon
 //!             ├─ commands::keep                                holds sockets across a daemon's restart
+//!             ├─ commands::guest_user                          makes the user that serves a guest's disks
 //!             └─ tools ─► the program afterimage-tools         guest, explore, flash, trace
 //! ```
 //!
@@ -82,7 +83,9 @@ pub fn run(args: Vec<OsString>) -> ExitCode {
         Command::Guest(_) | Command::Explore(_) | Command::Flash(_) | Command::Trace(_) => {
             Err(tools::run(&args))
         }
+        Command::GuestUser(args) => commands::guest_user::run(&args),
         Command::Man(args) => commands::man::run(&args, Cli::command()),
+        Command::Completions(args) => commands::man::completions(&args, Cli::command()),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

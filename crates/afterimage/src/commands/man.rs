@@ -1,4 +1,5 @@
-//! `afterimage man FOLDER`: the manual pages, made from the command line's own description.
+//! `afterimage man FOLDER`, `afterimage completions SHELL`: manual pages and completions, made from the command line's own
+//! description.
 
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,23 @@ use crate::tools;
 pub struct Args {
     /// Folder of the pages
     folder: PathBuf,
+}
+
+/// Write the completions of a shell to stdout
+#[derive(clap::Args, Debug)]
+pub struct CompletionsArgs {
+    /// The shell
+    shell: clap_complete::Shell,
+}
+
+/// Writes them. The options of another program's subcommands are not among them.
+///
+/// # Errors
+/// Stdout takes nothing.
+pub fn completions(args: &CompletionsArgs, mut command: clap::Command) -> Result<(), Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, "afterimage", &mut script);
+    super::print_line(String::from_utf8_lossy(&script).trim_end())
 }
 
 /// Runs it. The pages of another program's subcommands are its own to write.

@@ -5,6 +5,7 @@ pub mod check;
 pub mod create;
 pub mod ctl;
 mod ijournal;
+pub mod guest_user;
 pub mod inspect;
 pub mod keep;
 pub mod man;
