@@ -13,13 +13,16 @@
 #include "afterimage_guest.h"
 
 static const char usage[] =
-	"afterimage-guest [-d DEVICE] show                       the promise in force, and how far it has got\n"
-	"afterimage-guest [-d DEVICE] order [FILE...]            an ordering point behind FILEs (else: behind everything)\n"
-	"afterimage-guest [-d DEVICE] flush [FILE...]            FILEs (else: everything) survive a power cut now\n"
-	"afterimage-guest [-d DEVICE] wait [-t SECONDS] [POINT]  until everything before POINT (else: now) does\n"
-	"afterimage-guest [-d DEVICE] query UUID                 what the daemon retains of a file system's journal\n"
-	"afterimage-guest [-d DEVICE] recover UUID               the same, after what is committed has gone home\n"
-	"Without FILEs nothing says what a file system has lost on the way to its disk: only of FILEs an error is told.\n";
+	"usage: afterimage-guest [-d DEVICE] COMMAND\n"
+	"\n"
+	"  show                       the promise in force, and how far it has got\n"
+	"  order [FILE...]            an ordering point behind FILEs (else: behind everything)\n"
+	"  flush [FILE...]            FILEs (else: everything) survive a power cut now\n"
+	"  wait [-t SECONDS] [POINT]  until everything before POINT (else: now) does\n"
+	"  query UUID                 what the daemon retains of a file system's journal\n"
+	"  recover UUID               the same, after what is committed has gone home\n"
+	"\n"
+	"A write error of a file system is told only for FILEs.\n";
 
 /* What was asked for, as far as words say. */
 struct request {
@@ -194,6 +197,8 @@ int main(int argc, char **argv)
 
 	argc--;
 	argv++;
+	if (argc == 1 && (!strcmp(argv[0], "-h") || !strcmp(argv[0], "--help")))
+		return fputs(usage, stdout) < 0 || fflush(stdout);
 	if (argc >= 2 && !strcmp(argv[0], "-d")) {
 		device = argv[1];
 		argc -= 2;

@@ -13,7 +13,9 @@ use crate::failure::Failure;
 ///
 /// The user is afterimage-NAME. Its group may connect to the disks. systemd-sysusers makes both, from a file in /etc/sysusers.d.
 #[derive(clap::Args, Debug)]
-#[command(after_help = "Examples:\n  afterimage guest-user web\n  afterimage guest-user web --vmm vm-operator")]
+#[command(
+    after_help = "Examples:\n  afterimage guest-user web\n  afterimage guest-user web --vmm vm-operator"
+)]
 pub struct Args {
     /// The guest: the NAME of afterimage@NAME.service and of /etc/afterimage/NAME.toml
     name: String,
@@ -55,7 +57,8 @@ pub fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn exists(user: &str) -> Result<bool, Failure> {
-    let found = User::from_name(user).map_err(|e| Failure::failed(format!("cannot look up the user {user}: {e}")))?;
+    let found =
+        User::from_name(user).map_err(|e| Failure::failed(format!("cannot look up the user {user}: {e}")))?;
     Ok(found.is_some())
 }
 
@@ -65,7 +68,9 @@ fn checked(name: &str) -> Result<&str, Failure> {
     if (1..=NAME_MAX).contains(&name.len()) && name.chars().all(plain) {
         return Ok(name);
     }
-    Err(Failure::usage(format!("{name:?} cannot name a guest's user: use 1 to {NAME_MAX} of a-z, 0-9, - and _")))
+    Err(Failure::usage(format!(
+        "{name:?} cannot name a guest's user: use 1 to {NAME_MAX} of a-z, 0-9, - and _"
+    )))
 }
 
 /// What sysusers.d(5) reads.
@@ -106,7 +111,8 @@ mod tests {
     #[test]
     fn the_file_is_what_the_example_says() {
         let example = include_str!("../../../../contrib/systemd/afterimage.sysusers");
-        let lines: String = example.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect();
+        let lines: String =
+            example.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect();
         assert_eq!(sysusers("NAME", &["libvirt-qemu".into()]), lines);
     }
 }
