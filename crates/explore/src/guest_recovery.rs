@@ -4,7 +4,7 @@
 use std::io;
 
 use afterimage_block::Medium as _;
-use afterimage_ijournal::{recover_disk, Error, Storage};
+use afterimage_ijournal::{recover_disk, Error, Report, Storage};
 
 use crate::check::Observation;
 use crate::state::{Image, Scratch};
@@ -42,7 +42,12 @@ pub fn recover(images: &[Image]) -> Result<std::result::Result<Vec<Image>, Obser
     for image in images {
         let scratch = Scratch::new(image.clone());
         let broken = |what: String, evidence: String| Ok(Err(Observation::Inconsistent { what, evidence }));
-        match recover_disk(&mut Disk(&scratch)) {
+        let each = |disk: Vec<(u64, std::result::Result<Report, Error>)>| {
+            disk.into_iter()
+                .map(|(start, report)| Ok((start, report?)))
+                .collect::<std::result::Result<Vec<_>, Error>>()
+        };
+        match recover_disk(&mut Disk(&scratch)).and_then(each) {
             Ok(reports) => {
                 // A kernel that keeps the rules writes no run that breaks one.
                 if let Some((_, report)) = reports.iter().find(|(_, report)| !report.refused.is_empty()) {

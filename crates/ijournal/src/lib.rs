@@ -130,20 +130,25 @@ pub fn recover(storage: &mut dyn Storage, start: u64) -> Result<Report, Error> {
     recover_mistaken(storage, start, Mistake::None)
 }
 
+/// Where a file system begins, in bytes, and what was done there, or why it was left.
+pub type Recovery = (u64, Result<Report, Error>);
+
 /// Recovers every ext4 of a disk, in a partition or without, that says that it may have i-transactions: where each begins, and what was
-/// done.
+/// done, or why it was left.
 ///
 /// # Errors
-/// See [`Error`]; those before it are recovered.
-pub fn recover_disk(storage: &mut dyn Storage) -> Result<Vec<(u64, Report)>, Error> {
+/// See [`Error`]: it cannot be told where they are.
+pub fn recover_disk(storage: &mut dyn Storage) -> Result<Vec<Recovery>, Error> {
     let sectors = storage.len() / SECTOR_BYTES;
     let mut starts = vec![0];
     let places = layout::places(&mut image::Whole(storage), sectors)?;
     starts.extend(places.iter().map(|sector| sector.0 * SECTOR_BYTES));
     let mut done = Vec::new();
     for start in starts {
-        if is_needed(storage, start)? {
-            done.push((start, recover(storage, start)?));
+        match is_needed(storage, start) {
+            Ok(true) => done.push((start, recover(storage, start))),
+            Ok(false) => {}
+            Err(error) => done.push((start, Err(error))),
         }
     }
     Ok(done)

@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 
 use afterimage_format::ijournal::*;
-use afterimage_ijournal::{recover, recover_with, Error, Mistake, Report, Storage};
+use afterimage_ijournal::{recover, recover_disk, recover_with, Error, Mistake, Report, Storage};
 use common::*;
 
 const OPTIONS: [(&str, &[&str]); 7] = [
@@ -293,6 +293,58 @@ fn a_damaged_extent_block_costs_its_own_file_only() {
     assert!(report.refused[0].why.contains("checksum"), "{report}");
     assert!(!recover(&mut writer.disk, 0).unwrap().had_bit);
     assert!(writer.disk.ask("cat /a").into_bytes().ends_with(&pattern(3, 9000)), "another content");
+}
+
+/// Of which a part cannot be read.
+struct Unreadable(Disk, std::ops::Range<usize>);
+
+impl Storage for Unreadable {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read_at(&mut self, buf: &mut [u8], offset: u64) -> std::io::Result<()> {
+        if (offset as usize) < self.1.end && self.1.start < offset as usize + buf.len() {
+            return Err(std::io::ErrorKind::Other.into());
+        }
+        self.0.read_at(buf, offset)
+    }
+
+    fn write_at(&mut self, buf: &[u8], offset: u64) -> std::io::Result<()> {
+        self.0.write_at(buf, offset)
+    }
+
+    fn sync(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A file system that cannot be recovered keeps no other one of the disk from it, and is named.
+#[test]
+fn a_damaged_file_system_costs_itself_only() {
+    let committed = base(&[]);
+    let mut running = committed.clone();
+    write(&mut running, "a", &pattern(4, 9000));
+    let mut writer = Writer::new(committed.clone());
+    writer.fsync(&running, "a", true, 1, 0);
+    // Two partitions of an MBR; the first one cannot be read.
+    let (bytes, first) = (writer.disk.0.len(), 1 << 20);
+    let mut disk = Disk(vec![0; first + 2 * bytes]);
+    disk.0[510..512].copy_from_slice(&[0x55, 0xaa]);
+    for n in 0..2 {
+        let at = first + n * bytes;
+        let entry = &mut disk.0[446 + 16 * n..446 + 16 * (n + 1)];
+        entry[4] = 0x83;
+        entry[8..12].copy_from_slice(&(at as u32 / 512).to_le_bytes());
+        entry[12..16].copy_from_slice(&(bytes as u32 / 512).to_le_bytes());
+        disk.0[at..at + bytes].copy_from_slice(&writer.disk.0);
+    }
+    let mut disk = Unreadable(disk, first..first + 65536);
+    let done = recover_disk(&mut disk).unwrap();
+    let places: Vec<(u64, bool)> = done.iter().map(|(start, report)| (*start, report.is_ok())).collect();
+    assert_eq!(places, [(first as u64, false), ((first + bytes) as u64, true)], "{done:?}");
+    let second = Disk(disk.0 .0.split_off(first + bytes)).checked("the second one");
+    assert!(second.ask("cat /a").into_bytes().ends_with(&pattern(4, 9000)), "another content");
 }
 
 /// A bitmap that does not agree with its checksum: nothing of its group can be changed, which is known for some runs only when they are written.

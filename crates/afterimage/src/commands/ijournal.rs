@@ -21,6 +21,14 @@ pub(super) struct Recovered {
     report: afterimage_ijournal::Report,
 }
 
+/// What became of the file systems of an image that need it.
+#[derive(Default)]
+pub(super) struct Done {
+    pub(super) recovered: Vec<Recovered>,
+    /// Those that cannot be recovered, which are as a crash left them, and why.
+    pub(super) left: Vec<String>,
+}
+
 impl fmt::Display for Recovered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}, file system at byte {}: {}", self.image.display(), self.start, self.report)
@@ -31,8 +39,8 @@ impl fmt::Display for Recovered {
 /// what is said is of the image without what is retained, and with a log that holds newer content nothing can be said (`None`).
 ///
 /// # Errors
-/// One cannot be recovered; it is as a crash leaves it.
-pub(super) fn recover(image: &Path, dry_run: bool) -> Result<Option<Vec<Recovered>>, Failure> {
+/// The image cannot be opened or looked at.
+pub(super) fn recover(image: &Path, dry_run: bool) -> Result<Option<Done>, Failure> {
     let failed = |e: &dyn fmt::Display| Failure::failed(format!("{}: {e}", image.display()));
     let options = OpenOptions {
         read_only: dry_run,
@@ -53,6 +61,12 @@ pub(super) fn recover(image: &Path, dry_run: bool) -> Result<Option<Vec<Recovere
         done.map_err(|e| failed(&e))?
     };
     group.close().map_err(|e| failed(&e))?;
-    let named = |(start, report)| Recovered { image: image.to_owned(), start, report };
-    Ok(Some(done.into_iter().map(named).collect()))
+    let mut all = Done::default();
+    for (start, report) in done {
+        match report {
+            Ok(report) => all.recovered.push(Recovered { image: image.to_owned(), start, report }),
+            Err(why) => all.left.push(format!("{}, file system at byte {start}: {why}", image.display())),
+        }
+    }
+    Ok(Some(all))
 }

@@ -99,12 +99,20 @@ pub fn run(args: &Args) -> Result<(), Failure> {
         log = recover_log(false)?;
     }
     let (mut retained, mut ijournal, mut ijournal_unknown) = (Vec::new(), Vec::new(), Vec::new());
+    let mut left = Vec::new();
     for image in super::images_of(&args.file, log.images.iter()) {
         retained.extend(offline::recover(image, args.dry_run, args.accept_loss).map_err(Failure::failed)?);
         match super::ijournal::recover(image, args.dry_run)? {
-            Some(recovered) => ijournal.extend(recovered),
+            Some(done) => {
+                ijournal.extend(done.recovered);
+                left.extend(done.left);
+            }
             None => ijournal_unknown.push(image.to_owned()),
         }
     }
-    super::print_report(&Report { log, retained, ijournal, ijournal_unknown }, args.json)
+    super::print_report(&Report { log, retained, ijournal, ijournal_unknown }, args.json)?;
+    match &left[..] {
+        [] => Ok(()),
+        left => Err(Failure::failed(format!("iJournaling's recovery: {}", left.join("; ")))),
+    }
 }

@@ -450,8 +450,10 @@ fn start_control_disk(
     Ok(Some((ServedControlDisk { socket, disk, stats }, server)))
 }
 
-/// What fsyncs of a guest that is gone wrote beside its journal becomes part of its file systems, under the contract like any write.
+/// What fsyncs of a guest that is gone wrote beside its journal becomes part of its file systems, under the contract like any write. One that
+/// cannot be recovered does not keep the others from it.
 fn recover_ijournal(settings: &Settings, disks: &[StackDisk]) -> Result<(), Failure> {
+    let mut left = Vec::new();
     for (disk_settings, disk) in settings.disks.iter().zip(disks) {
         if disk.disk.geometry().read_only {
             continue;
@@ -461,10 +463,16 @@ fn recover_ijournal(settings: &Settings, disks: &[StackDisk]) -> Result<(), Fail
             |e: &dyn std::fmt::Display| Failure::failed(format!("{file}: iJournaling's recovery: {e}"));
         let mut storage = DiskStorage::open(&*disk.disk).map_err(|e| failed(&e))?;
         for (start, report) in recover_disk(&mut storage).map_err(|e| failed(&e))? {
-            tracing::info!("{file}, file system at byte {start}: {report}");
+            match report {
+                Ok(report) => tracing::info!("{file}, file system at byte {start}: {report}"),
+                Err(why) => left.push(format!("{file}, file system at byte {start}: {why}")),
+            }
         }
     }
-    Ok(())
+    match &left[..] {
+        [] => Ok(()),
+        left => Err(Failure::failed(format!("iJournaling's recovery: {}", left.join("; ")))),
+    }
 }
 
 /// Says once of each file that it was deleted or shortened below the daemon: what is written to a deleted one is gone when the
