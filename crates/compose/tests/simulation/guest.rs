@@ -123,9 +123,11 @@ impl Turn<'_, '_> {
         self.sim.tally.held += status.held_flushes;
         self.sim.tally.full += status.throttled;
         let retained = self.group.disk_status(0);
+        let systems = retained.map_or(Vec::new(), |disk| disk.file_systems);
         let retains = |f: &FileSystemStatus| f.mode == "retain";
-        self.sim.tally.retained +=
-            u64::from(retained.is_some_and(|disk| disk.file_systems.iter().any(retains)));
+        self.sim.tally.retained += u64::from(systems.iter().any(retains));
+        self.sim.tally.from_home += u64::from(systems.iter().any(|f| f.served_from_home > 0));
+        self.sim.tally.saved += systems.iter().map(|f| f.classes.saved_blocks).sum::<u64>();
         Ok(())
     }
 

@@ -73,12 +73,15 @@ fn every_promise_is_kept() {
             failures,
             lost,
             retained,
+            from_home,
+            saved,
             held,
             full,
         } = tally;
         assert!(commits > runs && cuts > runs && kills > runs / 2 && resets > runs / 4, "{tally:?}");
         assert!(replays > runs / 4 && lost > runs / 10 && deaths_within > runs / 10, "{tally:?}");
         assert!(failures > 0 && retained > runs / 4 && held > 0 && full > 0, "{tally:?}");
+        assert!(from_home > 0 && saved > 0, "{tally:?}");
     }
 }
 

@@ -10,7 +10,7 @@ use rand_chacha::ChaCha8Rng;
 
 const WINDOW: Duration = Duration::from_millis(20);
 /// What is retained at most: enough, or so little that room has to be made.
-const RETAIN_BYTES: [u64; 2] = [8 << 20, 1 << 20];
+const RETAIN_BYTES: [u64; 2] = [8 << 20, 64 << 10];
 /// Sizes of the log: small, so that it wraps and throttles.
 pub const LOG_PAGES: [usize; 3] = [48, 80, 160];
 

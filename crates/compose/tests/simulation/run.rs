@@ -81,6 +81,9 @@ pub struct Tally {
     pub lost: u64,
     /// Commits of a journal that was retained.
     pub retained: u64,
+    /// Commits with journal blocks that were served from home, and blocks that were saved from there.
+    pub from_home: u64,
+    pub saved: u64,
     /// Flushes that the window rule held, and writes that a full log did.
     pub held: u64,
     pub full: u64,
@@ -97,6 +100,8 @@ impl Tally {
         self.failures += other.failures;
         self.lost += other.lost;
         self.retained += other.retained;
+        self.from_home += other.from_home;
+        self.saved += other.saved;
         self.held += other.held;
         self.full += other.full;
     }
