@@ -197,7 +197,7 @@ fn traces_that_cannot_be_are_refused_before_anything_is_touched() {
     std::fs::hard_link(dir.path().join("a.img"), dir.path().join("hard")).unwrap();
     std::os::unix::fs::symlink("a.img", dir.path().join("soft")).unwrap();
     for own in ["a.img", "./a.img", "hard", "soft", "a.img.aflog", "./a.img.state", "./a.img.sock"] {
-        refused(dir.path(), &serve(own), 2, &[&format!("--trace {own}: this is an image")]);
+        refused(dir.path(), &serve(own), 2, &[&format!("--trace {own}: the daemon already uses this path")]);
     }
     assert_eq!(std::fs::read(dir.path().join("old")).unwrap(), b"precious");
     // A start that fails later leaves none.
