@@ -8,8 +8,8 @@
 //! ```
 //!
 //! **What a cut may leave.** Until the journal's superblock names recovery's own transaction, which is durable by then, the file system is as the
-//! replay left it: the same is found again and the same done. The same write clears the bit. From then on the journal has one more transaction;
-//! it makes every run invalid by the ordinary rule (its number is as large as the largest of theirs), and anybody may replay it. So
+//! replay left it: the same is found again and the same done. The same write clears the bit. From then on the journal has one more transaction.
+//! Its number is as large as the largest of the runs', which makes every run invalid by the ordinary rule; anybody may replay it. So
 //! wherever recovery is cut off, and however often, it ends with the same bytes. The rules are in `docs/ijournaling.md`.
 #![warn(missing_docs)]
 
