@@ -189,12 +189,16 @@ fn lines(journal: &str) -> Result<Vec<Line>> {
     let line = |text: &str| {
         let line: Value = serde_json::from_str(text)
             .map_err(|error| LabError::Peer(format!("journalctl said {text:?}: {error}")))?;
-        let field = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+        let missing = |name: &str| LabError::Peer(format!("a line of the journal has no {name}: {text:?}"));
+        let field = |name: &str| line[name].as_str().map(str::to_owned).ok_or_else(|| missing(name));
         // What systemd says of a unit carries the unit's name apart from its own.
-        let systemd = field("UNIT");
-        let unit = if systemd.is_empty() { field("_SYSTEMD_UNIT") } else { format!("systemd of {systemd}") };
-        let at_us = field("__MONOTONIC_TIMESTAMP").parse().unwrap_or_default();
-        Ok(Line { at_us, unit, message: field("MESSAGE"), priority: field("PRIORITY") })
+        let unit = match line["UNIT"].as_str() {
+            Some(of) => format!("systemd of {of}"),
+            None => field("_SYSTEMD_UNIT")?,
+        };
+        const TIME: &str = "__MONOTONIC_TIMESTAMP";
+        let at_us = field(TIME)?.parse().map_err(|_| missing(TIME))?;
+        Ok(Line { at_us, unit, message: field("MESSAGE")?, priority: field("PRIORITY")? })
     };
     journal.lines().map(line).collect()
 }
